@@ -301,34 +301,6 @@ def reference_seqkd(draft: Distributions, sequences: Sequences) -> float:
     return reference_sft(flat_draft, [sequence for row in sequences for sequence in row])
 
 
-def reference_wordkd(
-    draft: Sequence[Sequence[Array]], target: Sequence[Sequence[Array]], labels: Sequence[Sequence[int]]
-) -> float:
-    """1/B sum_b 1/|y| sum_t KL(p || q), both over the whole vocabulary, after the label's first tokens."""
-    losses = []
-    for log_q, log_p, label in zip(draft, target, labels, strict=True):
-        total = 0.0
-        for t in range(len(label)):
-            for v in range(len(log_p[t])):
-                total += float(np.exp(log_p[t][v]) * (log_p[t][v] - log_q[t][v]))
-        losses.append(total / len(label))
-    return sum(losses) / len(losses)
-
-
-def reference_tvdkd(
-    draft: Sequence[Sequence[Array]], target: Sequence[Sequence[Array]], labels: Sequence[Sequence[int]]
-) -> float:
-    """1/B sum_b 1/|y| sum_t 1/2 sum_v |p(v) - q(v)|, both over the whole vocabulary."""
-    losses = []
-    for log_q, log_p, label in zip(draft, target, labels, strict=True):
-        total = 0.0
-        for t in range(len(label)):
-            for v in range(len(log_p[t])):
-                total += 0.5 * abs(float(np.exp(log_p[t][v]) - np.exp(log_q[t][v])))
-        losses.append(total / len(label))
-    return sum(losses) / len(losses)
-
-
 def reference_align_s(
     draft: Distributions,
     target: Distributions,
@@ -336,19 +308,15 @@ def reference_align_s(
     sequences: Sequences,
     *,
     num_tokens: int | None,
-    density_weight: float = 1.0,
-    reduction: str = "mean",
-    num_sequences: int | None = None,
 ) -> float:
-    """Equation 4 of AtSpeed with `reduction="sum"`, else with the mean over the sequences of all rows.
+    """Equation 4 of AtSpeed with the mean over the sequences of all rows.
 
-    For each position: sum over V_c of q log(q / p), minus `density_weight` times sum over V_c of q log(q / p(y_K)).
-    V_c are the `num_tokens` legal tokens of largest q; y_K is the last sequence of the row that has a token at this
-    position, also where the first `num_sequences` alone are summed over.
+    For each position: sum over V_c of q log(q / p), minus sum over V_c of q log(q / p(y_K)). V_c are the `num_tokens`
+    legal tokens of largest q; y_K is the last sequence of the row that has a token at this position.
     """
     losses = []
     for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
-        for k, sequence in enumerate(row[:num_sequences]):
+        for k, sequence in enumerate(row):
             total = 0.0
             for t in range(len(sequence)):
                 last = max(j for j, other in enumerate(row) if len(other) > t)
@@ -356,9 +324,9 @@ def reference_align_s(
                 for v in _likeliest(log_q[k][t], allowed[k][t], num_tokens):
                     q = float(np.exp(log_q[k][t][v]))
                     total += q * float(log_q[k][t][v] - log_p[k][t][v])
-                    total -= density_weight * q * (float(log_q[k][t][v]) - log_p_of_last)
+                    total -= q * (float(log_q[k][t][v]) - log_p_of_last)
             losses.append(total / len(sequence))
-    return sum(losses) / _number([row[:num_sequences] for row in sequences], reduction)
+    return sum(losses) / sum(map(len, sequences))
 
 
 def reference_align_r(
@@ -368,33 +336,27 @@ def reference_align_r(
     sequences: Sequences,
     *,
     num_tokens: int | None,
-    top_of: str = "draft",
-    reduction: str = "mean",
 ) -> float:
     """Equation 8 of AtSpeed: the mean over sequences of 1/|y| sum_t 1/2 sum over V_c of |p' - q'|.
 
-    V_c are the `num_tokens` legal tokens of largest q (or p, with `top_of="target"`); p' and q' are renormalised
-    there.
+    V_c are the `num_tokens` legal tokens of largest q; p' and q' are renormalised there.
     """
     losses = []
     for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
         for k, sequence in enumerate(row):
             total = 0.0
             for t in range(len(sequence)):
-                ranked = log_q[k][t] if top_of == "draft" else log_p[k][t]
-                kept = _likeliest(ranked, allowed[k][t], num_tokens)
+                kept = _likeliest(log_q[k][t], allowed[k][t], num_tokens)
                 sum_q = sum(float(np.exp(log_q[k][t][v])) for v in kept)
                 sum_p = sum(float(np.exp(log_p[k][t][v])) for v in kept)
                 for v in kept:
                     q, p = float(np.exp(log_q[k][t][v])) / sum_q, float(np.exp(log_p[k][t][v])) / sum_p
                     total += 0.5 * abs(p - q)
             losses.append(total / len(sequence))
-    return sum(losses) / _number(sequences, reduction)
+    return sum(losses) / sum(map(len, sequences))
 
 
-def reference_align_f(
-    draft: Distributions, target: Distributions, legal: LegalTokens, sequences: Sequences, *, reduction: str = "mean"
-) -> float:
+def reference_align_f(draft: Distributions, target: Distributions, legal: LegalTokens, sequences: Sequences) -> float:
     """The mean over sequences of 1/|y| sum_t sum over legal tokens of p log(p / q)."""
     losses = []
     for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
@@ -404,12 +366,7 @@ def reference_align_f(
                 for v in allowed[k][t]:
                     total += float(np.exp(log_p[k][t][v]) * (log_p[k][t][v] - log_q[k][t][v]))
             losses.append(total / len(sequence))
-    return sum(losses) / _number(sequences, reduction)
-
-
-def _number(sequences: Sequences, reduction: str) -> int:
-    """Of what a mean is taken: of all sequences, or of the rows that have any."""
-    return sum(map(len, sequences)) if reduction == "mean" else sum(1 for row in sequences if row)
+    return sum(losses) / sum(map(len, sequences))
 
 
 def _likeliest(log_probs: Array, tokens: Sequence[int], number: int | None) -> list[int]:

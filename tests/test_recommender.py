@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import train_as_rank
-import transformers
 from transformers import T5Config, T5ForConditionalGeneration, TrainerCallback
 
 import hf_gr
@@ -32,10 +31,8 @@ from hf_gr.training import (
     train_recommender,
     windows,
 )
-from hf_gr.training.dropout import blocks_of, dropped
 from hf_gr.training.item_codes import residual_kmeans
-from hf_gr.training.recommender import Schedule
-from hf_gr.training.windows import HistoryWindows, LastItems, pad_batch, pad_rows
+from hf_gr.training.windows import HistoryWindows, LastItems, pad_batch
 
 ROWS = [("b", "007", "2026-01-03"), ("a", "7", "2026-01-02"), ("a", "8", "2026-01-01"), ("b", "9", "2026-01-01")]
 NAMES = [f"item-{number}" for number in range(12)]
@@ -162,33 +159,9 @@ def test_windows_are_pieces_of_the_history_and_others_in_every_epoch() -> None:
     assert windows[3]["input_ids"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_jitter_changes_the_order_and_masking_what_is_seen() -> None:
-    tokens = np.arange(20).reshape(10, 2)
-    windows = HistoryWindows([np.arange(10)], tokens, window=10, seed=0, jitter=1.0, masked=0.5)
-    orders, unseen = [], []
-    for epoch in range(50):
-        windows.set_epoch(epoch)
-        row = windows[0]
-        orders.append(row["input_ids"].reshape(-1, 2)[:, 0] // 2)
-        unseen.append(row["unseen"].reshape(-1, 2))
-    assert all(sorted(order.tolist()) == list(range(10)) for order in orders)
-    moved = np.abs(np.stack(orders) - np.arange(10))
-    assert 0.3 < moved.mean() < 2  # neighbours swap, and far ones do not
-    assert len({tuple(order) for order in orders}) > 40
-    hidden = np.stack(unseen)
-    assert (hidden[..., 0] == hidden[..., 1]).all()  # whole items
-    assert 0.4 < hidden.mean() < 0.6
-    batch = pad_rows([{"input_ids": np.array([1, 2]), "unseen": np.array([True, False])}], pad_token_id=9)
-    assert {name: rows.tolist() for name, rows in batch.items()} == {
-        "input_ids": [[9, 2]],
-        "attention_mask": [[1, 1]],
-        "labels": [[1, 2]],
-    }
-
-
 def test_validation_asks_for_last_items_only() -> None:
     asked = LastItems([[0, 1, 2], [1], [2, 0]], [[1, 2], [3, 4], [5, 6]], window=2)
-    batch = pad_rows([asked[0], {"input_ids": np.array([1]), "labels": np.array([1])}], pad_token_id=0)
+    batch = pad_batch([asked[0], {"input_ids": np.array([1]), "labels": np.array([1])}], pad_token_id=0)
     assert len(asked) == 2
     assert asked.lengths.tolist() == [4, 4]
     assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [1, 0, 0, 0]]
@@ -203,21 +176,11 @@ def test_the_trainer_begins_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_padding_is_neither_seen_nor_predicted() -> None:
-    batch = pad_batch([np.array([1, 2]), np.array([3])], pad_token_id=2)  # also where padding is a real token
+    rows = [{"input_ids": np.array([1, 2])}, {"input_ids": np.array([3])}]
+    batch = pad_batch(rows, pad_token_id=2)  # also where padding is a real token
     assert batch["input_ids"].tolist() == [[1, 2], [3, 2]]
     assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
     assert batch["labels"].tolist() == [[1, 2], [3, -100]]
-
-
-def test_the_schedule_ends_by_steps_or_by_the_clock() -> None:
-    now = [0.0]
-    schedule = Schedule(10.0, warmup_steps=50, clock=lambda: now[0])
-    assert schedule.fraction_at(50, 100) == 0.5
-    now[0] = 8.0
-    assert schedule.fraction_at(50, 100) == 0.8
-    now[0] = 11.0
-    assert schedule.fraction_at(50, 100) == 1.0
-    assert schedule.learning_rate_at(50, 100) == pytest.approx(0.0)
 
 
 # Training
@@ -260,19 +223,6 @@ def test_training_goes_on_from_a_model_and_from_a_checkpoint_as_if_never_stopped
     assert more is whole
 
 
-def test_a_clock_ends_the_training() -> None:
-    seen: list[float] = []
-    train_recommender(
-        CHAINS,
-        IDS,
-        max_seconds=0.5,
-        on_progress=lambda share, loss: seen.append(share),
-        **QUICK | {"max_steps": 10**6},
-    )
-    assert seen[-1] == 1.0
-    assert seen == sorted(seen)
-
-
 def test_epochs_take_the_place_of_steps() -> None:
     seen: list[float] = []
     how = {name: value for name, value in QUICK.items() if name != "max_steps"}
@@ -293,7 +243,7 @@ def test_the_weights_of_the_least_validation_loss_are_returned() -> None:
     model = train_recommender(CHAINS, IDS, validation=backwards, patience=2, callbacks=[Watch()], **how)
     best = int(np.argmin(losses))
     assert len(losses) == best + 3 < 8  # two more, and no further
-    found = pad_rows(list(LastItems(backwards, IDS, window=4)), pad_token_id=model.config.pad_token_id)
+    found = pad_batch(list(LastItems(backwards, IDS, window=4)), pad_token_id=model.config.pad_token_id)
     with torch.no_grad():
         assert model(**found).loss.item() == pytest.approx(losses[best], abs=1e-5)
     assert losses[-1] > losses[best] + 0.01
@@ -338,78 +288,19 @@ def test_the_last_weights_are_validated_too() -> None:
     assert len(losses) == 2
 
 
-def without_padding() -> Any:
-    model = small_recommender(IDS, hidden_size=8)
-    model.config.pad_token_id = None
-    return model
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("LlamaForCausalLM", {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3}),
-        ("GPT2LMHeadModel", {"n_embd": 8, "n_layer": 3, "n_head": 2}),
-        (
-            "GPTNeoForCausalLM",
-            {"hidden_size": 8, "num_layers": 3, "attention_types": [[["local"], 3]], "num_heads": 2},
-        ),
-        ("GPTNeoXForCausalLM", {"hidden_size": 8, "num_hidden_layers": 3, "intermediate_size": 8}),
-    ],
-)
-def test_dropout_finds_both_blocks_of_every_layer_once(name: str, size: dict[str, Any]) -> None:
-    kind = getattr(transformers, name)
-    heads = {"num_attention_heads": 2} if "num_hidden_layers" in size else {}
-    blocks = blocks_of(kind(kind.config_class(vocab_size=9, **size, **heads)))
-    assert len(blocks) == len({id(block) for block in blocks}) == 6
-
-
-@pytest.mark.parametrize("name", ["OPTForCausalLM", "BartForConditionalGeneration", "T5ForConditionalGeneration"])
-def test_dropout_of_layers_without_both_blocks_is_refused(name: str) -> None:
-    kind = getattr(transformers, name)
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "word_embed_proj_dim": 8}
-    config = kind.config_class(**({"vocab_size": 9, "ffn_dim": 8, **small} if name.startswith("OPT") else {}))
-    config.num_layers = config.encoder_layers = config.decoder_layers = 1
-    with torch.device("meta"), pytest.raises(ValueError, match=f"dropout= for a {name}, expected 0"):
-        blocks_of(kind(config))
-
-
-def test_dropout_is_active_in_training_only() -> None:
-    model = small_recommender(IDS, hidden_size=8, max_items=3)
-    prompt = torch.tensor([IDS.encode(CHAINS[0][:3])])
-
-    def logits() -> torch.Tensor:
-        with torch.no_grad():
-            return model(prompt).logits
-
-    plain = logits()
-    with dropped(model, 0.5):
-        model.train()
-        assert not torch.equal(logits(), logits())
-        model.eval()
-        assert torch.equal(logits(), plain)
-    model.train()
-    assert torch.equal(logits(), plain)
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"max_items": 0}, "max_items=0"),
-        ({"dropout": 1.0}, "dropout=1.0, expected a share"),
-        ({"masked_items": -0.1}, "masked_items=-0.1"),
-        ({"jitter": -1.0}, "jitter=-1.0"),
-        ({"jitter": float("nan")}, "jitter=nan"),
-        ({"jitter": float("inf")}, "jitter=inf"),
-        ({"jitter": "1"}, "jitter='1'"),
         ({"patience": 0, "validation": CHAINS}, "patience=0"),
         ({"patience": 2.5, "validation": CHAINS}, "patience=2.5"),
         ({"patience": 3}, "patience=3 without validation="),
         ({"validation": [["item-0"]]}, "validation has no history of two items"),
         ({"validation": [["item-0", "soap"]]}, "validation.0. has item 'soap'"),
-        ({"validation": CHAINS, "resume_from_checkpoint": "there"}, "resume_from_checkpoint='there' with validation="),
-        ({"masked_items": 0.1, "model": without_padding()}, "masked_items=0.1 .* pad_token_id=None"),
-        ({"max_step": 3}, "max_step=3, expected an argument of transformers' TrainingArguments"),
-        ({"max_seconds": 0}, "max_seconds=0"),
+        (
+            {"max_step": 3},
+            "max_step=3, expected an argument of train_recommender",
+        ),
         ({"histories": []}, "histories is empty"),
         ({"histories": [[], []]}, "histories has no item"),
         ({"histories": [["item-0", "soap"]]}, "histories.0. has item 'soap', which has no semantic ID"),

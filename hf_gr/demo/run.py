@@ -41,7 +41,6 @@ class TrainSettings:
         num_attention_heads: Attention heads per layer.
         max_items: Films of a prompt.
         max_steps: Training steps.
-        max_seconds: Training ends after this time, even if steps are left.
     """
 
     hidden_size: int = 128
@@ -49,7 +48,6 @@ class TrainSettings:
     num_attention_heads: int = 4
     max_items: int = 9
     max_steps: int = 1600
-    max_seconds: float = 220.0
 
 
 @dataclass(frozen=True)
@@ -224,7 +222,6 @@ def _train(films: MovieLens, split: Split, settings: DemoSettings, folder: Path,
             model=model,
             max_items=how.max_items,
             max_steps=how.max_steps,
-            max_seconds=how.max_seconds,
             output_dir=folder,
             seed=settings.seed,
             on_progress=on_progress,

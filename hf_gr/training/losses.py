@@ -16,13 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -78,53 +75,12 @@ def seqkd(
     return _mean(-log_probs, mask)
 
 
-def wordkd(
-    draft: Float[Tensor, "batch length vocab"],
-    target: Float[Tensor, "batch length vocab"],
-    mask: Bool[Tensor, "batch length"],
-) -> Float[Tensor, ""]:
-    """Forward divergence KL(p || q) over the whole vocabulary, at the label's positions.
-
-        1/B sum_b 1/|y_b| sum_t sum_v p(v | x, y_<t) (log p(v | x, y_<t) - log q(v | x, y_<t))
-
-    Args:
-        draft: log q.
-        target: log p.
-        mask: the positions that the label has.
-
-    Source: AtSpeed, section 4.1 (WordKD; Hinton et al., 2015).
-    """
-    probs = target.exp()
-    # log p may be as low as -inf where p is 0.
-    divergence = (probs * (target.clamp(min=LOWEST) - draft.clamp(min=LOWEST))).sum(-1)
-    return _mean(divergence[:, None], mask[:, None])
-
-
-def tvdkd(
-    draft: Float[Tensor, "batch length vocab"],
-    target: Float[Tensor, "batch length vocab"],
-    mask: Bool[Tensor, "batch length"],
-) -> Float[Tensor, ""]:
-    """Total variation distance over the whole vocabulary, at the label's positions.
-
-        1/B sum_b 1/|y_b| sum_t 1/2 sum_v |p(v | x, y_<t) - q(v | x, y_<t)|
-
-    Arguments are those of `wordkd`.
-
-    Source: AtSpeed, section 4.1 (TVDKD; Wen et al., 2023).
-    """
-    distance = 0.5 * (target.exp() - draft.exp()).abs().sum(-1)
-    return _mean(distance[:, None], mask[:, None])
-
-
 def align_s(
     levels: Sequence[LevelLogProbs],
     threshold: Float[Tensor, "batch length"],
     mask: Bool[Tensor, "batch sequences length"],
     *,
     num_tokens: int | None,
-    density_weight: float = 1.0,
-    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """The alignment for strict verification: reverse KL over the draft's best legal tokens, and density.
 
@@ -135,28 +91,25 @@ def align_s(
     are sum q log(p(y_K) / p(v)), so the value may be negative: q is rewarded for tokens above the threshold. This is
     linear in q: it is least where all of q is on p's best token.
 
-    Eq. 4 sums over the K sequences, eq. 8 takes their mean. By default both are means, so that `alpha` weighs the
-    same; `reduction="sum"` is eq. 4 to the letter. The sum with alpha is the mean with
-    K alpha / (K alpha + 1 - alpha), times a constant.
+    Eq. 4 sums over the K sequences, eq. 8 takes their mean. Here both are means, so that `alpha` weighs the same: the
+    sum with alpha is the mean with K alpha / (K alpha + 1 - alpha), times a constant.
 
     Args:
         levels: one entry per position.
         threshold: log p(y_K,t | y_K,<t) (`kth_log_probs`).
         mask: which tokens the target's sequences have.
         num_tokens: size of V_c; None for all legal tokens.
-        density_weight: the weight of the second term; 0 is the paper's ablation without it.
-        reduction: over a prompt's sequences; the mean over prompts is taken of sums, or of all sequences.
 
     Source: AtSpeed, equation 4.
     """
     terms = []
     for level, pair in enumerate(levels):
-        draft, target, is_token = _top(pair, num_tokens, of="draft")
+        draft, target, is_token = _best_of_draft(pair, num_tokens)
         probs = draft.exp() * is_token
         divergence = (probs * (draft - target)).sum(-1)
         density = (probs * (draft - threshold[:, level, None, None])).sum(-1)
-        terms.append((divergence - density_weight * density).expand(-1, mask.shape[1]))
-    return _mean(torch.stack(terms, dim=-1), mask, reduction)
+        terms.append((divergence - density).expand(-1, mask.shape[1]))
+    return _mean(torch.stack(terms, dim=-1), mask)
 
 
 def align_r(
@@ -164,40 +117,33 @@ def align_r(
     mask: Bool[Tensor, "batch sequences length"],
     *,
     num_tokens: int | None,
-    top_of: Literal["draft", "target"] = "draft",
-    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """The alignment for relaxed verification: total variation over the best legal tokens.
 
         1/(B K) sum_(x, y) 1/|y| sum_t 1/2 sum_(v in V_c) |p'(v | x, y_<t) - q'(v | x, y_<t)|
 
     p' and q' are p and q over V_c, renormalised there. The paper says "top-K valid tokens", "similar to AtSpeed-S",
-    whose V_c is ConstrainedTopK(q): by default, these are the draft's. With `top_of="target"` they are the target's,
-    and the draft is pulled to tokens that it does not find yet. Its code compares all legal tokens: `num_tokens=None`.
+    whose V_c is ConstrainedTopK(q): these are the draft's. Its code compares all legal tokens: `num_tokens=None`.
 
     Args:
         levels: one entry per position.
         mask: which tokens the target's sequences have.
         num_tokens: size of V_c; None for all legal tokens.
-        top_of: whose best legal tokens V_c are.
-        reduction: as of `align_s`; here the paper takes the mean.
 
     Source: AtSpeed, equation 8.
     """
     terms = []
     for pair in levels:
-        draft, target, is_token = _top(pair, num_tokens, of=top_of)
+        draft, target, is_token = _best_of_draft(pair, num_tokens)
         # Where nothing is legal, both are uniform over missing children, and masked out again.
         truncated = [values.masked_fill(~is_token, LOWEST).softmax(-1) * is_token for values in (draft, target)]
         terms.append(0.5 * (truncated[0] - truncated[1]).abs().sum(-1).expand(-1, mask.shape[1]))
-    return _mean(torch.stack(terms, dim=-1), mask, reduction)
+    return _mean(torch.stack(terms, dim=-1), mask)
 
 
 def align_f(
     levels: Sequence[LevelLogProbs],
     mask: Bool[Tensor, "batch sequences length"],
-    *,
-    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """Forward divergence over all legal tokens, along the target's sequences: an alignment that the paper lacks.
 
@@ -211,66 +157,15 @@ def align_f(
     Args:
         levels: one entry per position.
         mask: which tokens the target's sequences have.
-        reduction: as of `align_s`.
 
     Source: ours; DistillSpec (Zhou et al., 2024) compares divergences for a single sequence.
     """
     terms = []
     for pair in levels:
-        draft, target, is_token = _top(pair, None, of="target")
+        draft, target, is_token = _best_of_draft(pair, None)
         probs = target.exp() * is_token
         terms.append((probs * (target - draft)).sum(-1).expand(-1, mask.shape[1]))
-    return _mean(torch.stack(terms, dim=-1), mask, reduction)
-
-
-def atspeed_s(
-    levels: Sequence[LevelLogProbs],
-    threshold: Float[Tensor, "batch length"],
-    mask: Bool[Tensor, "batch sequences length"],
-    recommendation: Float[Tensor, ""],
-    *,
-    num_tokens: int | None,
-    alpha: float = 0.5,
-    density_weight: float = 1.0,
-    reduction: Reduction = "mean",
-) -> Float[Tensor, ""]:
-    """`alpha * align_s + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`.
-
-    Source: AtSpeed, equation 5.
-    """
-    options: dict[str, Any] = {"density_weight": density_weight, "reduction": reduction}
-    alignment = align_s(levels, threshold, mask, num_tokens=num_tokens, **options)
-    return alpha * alignment + (1 - alpha) * recommendation
-
-
-def atspeed_r(
-    levels: Sequence[LevelLogProbs],
-    mask: Bool[Tensor, "batch sequences length"],
-    recommendation: Float[Tensor, ""],
-    *,
-    num_tokens: int | None,
-    alpha: float = 0.5,
-    top_of: Literal["draft", "target"] = "draft",
-    reduction: Reduction = "mean",
-) -> Float[Tensor, ""]:
-    """`alpha * align_r + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`.
-
-    Source: AtSpeed, equation 9.
-    """
-    alignment = align_r(levels, mask, num_tokens=num_tokens, top_of=top_of, reduction=reduction)
-    return alpha * alignment + (1 - alpha) * recommendation
-
-
-def beamkd(
-    levels: Sequence[LevelLogProbs],
-    mask: Bool[Tensor, "batch sequences length"],
-    recommendation: Float[Tensor, ""],
-    *,
-    alpha: float = 0.5,
-    reduction: Reduction = "mean",
-) -> Float[Tensor, ""]:
-    """`alpha * align_f + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`."""
-    return alpha * align_f(levels, mask, reduction=reduction) + (1 - alpha) * recommendation
+    return _mean(torch.stack(terms, dim=-1), mask)
 
 
 def kth_log_probs(
@@ -297,26 +192,21 @@ def kth_log_probs(
 LOWEST = -1e4  # stands for log 0; its exponential is 0 in every precision
 
 
-def _top(pair: LevelLogProbs, num_tokens: int | None, *, of: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Log q, log p and whether the token exists, for the likeliest legal tokens; finite everywhere."""
+def _best_of_draft(pair: LevelLogProbs, num_tokens: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Log q, log p and whether the token exists, for q's likeliest legal tokens; finite everywhere."""
     draft = pair.draft.clamp(min=LOWEST).masked_fill(~pair.legal, LOWEST)
     target = pair.target.clamp(min=LOWEST).masked_fill(~pair.legal, LOWEST)
     if num_tokens is None or num_tokens >= draft.shape[-1]:
         return draft, target, pair.legal
     # Illegal tokens come last, even after legal ones of probability 0.
-    ranked = (draft if of == "draft" else target).detach().masked_fill(~pair.legal, -torch.inf)
-    chosen = ranked.topk(num_tokens, sorted=False).indices
+    chosen = draft.detach().masked_fill(~pair.legal, -torch.inf).topk(num_tokens, sorted=False).indices
     return draft.gather(-1, chosen), target.gather(-1, chosen), pair.legal.gather(-1, chosen)
 
 
 def _mean(
-    values: Float[Tensor, "batch sequences length"],
-    mask: Bool[Tensor, "batch sequences length"],
-    reduction: Reduction = "mean",
+    values: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
 ) -> Float[Tensor, ""]:
-    """The mean over positions, then over all sequences that have any; or of each row's sum over its sequences."""
+    """The mean over positions, then over all sequences that have any."""
     lengths = mask.sum(-1)
     means = torch.where(mask, values, 0.0).sum(-1) / lengths.clamp(min=1)
-    is_there = lengths > 0
-    count = is_there.sum() if reduction == "mean" else is_there.any(-1).sum()
-    return means.sum() / count.clamp(min=1)
+    return means.sum() / (lengths > 0).sum().clamp(min=1)

@@ -58,10 +58,6 @@ class PathScores:
         """Log-probabilities over the whole vocabulary, in single precision."""
         return PathScores(self.first.float().log_softmax(-1), self.rest.float().log_softmax(-1))
 
-    def of_path(self, number: int) -> Float[Tensor, "batch length vocab"]:
-        """All positions of one sequence."""
-        return torch.cat([self.first, self.rest[:, number]], dim=1)
-
     def of_tokens(self, paths: Int[Tensor, "batch sequences length"]) -> Float[Tensor, "batch sequences length"]:
         """The scores of the sequences' own tokens; 0 where there is no token (-1)."""
         tokens = paths.clamp(min=0)

@@ -56,14 +56,6 @@ class PathLevel:
         dense = torch.zeros(stored.shape, dtype=values.dtype, device=values.device).masked_scatter(stored, values)
         return dense.gather(1, self.owner[..., None].expand_as(dense))
 
-    def restore_whole(
-        self, values: Float[Tensor, " stored"], vocab_size: int
-    ) -> Float[Tensor, "batch prefixes {vocab_size}"]:
-        """The same of distributions over the vocabulary; 0 where a sequence has ended."""
-        stored = self.is_first[..., None].expand(-1, -1, vocab_size)
-        dense = torch.zeros(stored.shape, dtype=values.dtype, device=values.device).masked_scatter(stored, values)
-        return dense.gather(1, self.owner[..., None].expand_as(dense))
-
     def of_chosen(self, dense: Float[Tensor, "batch prefixes children"]) -> Float[Tensor, "batch sequences"]:
         """The value of the child with which each sequence continues."""
         dense = dense.expand(-1, self.chosen.shape[1], -1)

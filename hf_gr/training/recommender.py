@@ -13,31 +13,36 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
-from difflib import get_close_matches
-from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.sequences import is_integer
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.loading import enable
 from hf_gr.generation.torch.models import base_model
 
 from .base import LossTrainer
-from .dropout import blocks_of, dropped
 from .interactions import flat_histories
 from .packing import pad_token
-from .windows import HistoryWindows, LastItems, pad_rows
+from .windows import HistoryWindows, LastItems, pad_batch
 
 RECIPE: dict[str, Any] = {
     "max_steps": 1600,
@@ -130,10 +135,6 @@ def train_recommender(
     max_items: int = 10,
     validation: Iterable[Iterable[ItemId]] | None = None,
     patience: int | None = None,
-    dropout: float = 0.0,
-    jitter: float = 0.0,
-    masked_items: float = 0.0,
-    max_seconds: float | None = None,
     output_dir: Any = None,
     seed: int = 0,
     progress: bool = True,
@@ -158,15 +159,8 @@ def train_recommender(
         max_items: the most items of a prompt; a window of training has one more.
         validation: histories whose last item is predicted from those before, such as those of training with the item
             that followed. The loss is taken after every twentieth of the training (`eval_steps`), and the weights with
-            the least are returned.
+            the least are returned (`load_best_model_at_end`, with a checkpoint each time).
         patience: end the training after as many losses in a row that are no better, 5 by default; needs `validation`.
-        dropout: the share of activations that are zeroed in training, of the embeddings and of what each attention and
-            feed-forward block adds: Qwen3 and Llama have none of their own. 0.1 to 0.3 where histories are few.
-        jitter: items of a training window swap places up to about this many apart, drawn anew in every epoch: what was
-            bought together has hardly an order.
-        masked_items: the share of a training window's items that the model does not see, but must predict; they are
-            padding to it, which must be a token of its own.
-        max_seconds: stop after this time, with a complete schedule of learning rates; in one process only.
         output_dir: a folder for the trained model and its catalogue, which the model's generation config names: all
             that `hf-gr serve` and `hf_gr.recommend` need. Checkpoints go there, too (`save_strategy=`).
         seed: of the new model, and of the windows and their order.
@@ -182,10 +176,8 @@ def train_recommender(
 
     Raises:
         ValueError: before any work: an item without tokens, items of different lengths, no history; a model whose
-            vocabulary or positions are too few, or without a padding token for `masked_items`, or of layers that
-            `dropout` does not know; an unknown argument; a share, `jitter` or `patience` that is none, or `patience`
-            without `validation`; a clock for several processes; FSDP without `output_dir`, or with `validation`; a
-            training with `validation` that is resumed, whose checkpoints do not have the best weights.
+            vocabulary or positions are too few; an unknown argument; a `patience` that is none, or without
+            `validation`; FSDP without `output_dir`.
 
     Example:
         >>> ids = SemanticIds([[0, 1], [1, 0], [1, 1]], item_ids=["tea", "jam", "ham"])
@@ -196,14 +188,19 @@ def train_recommender(
 
     Source: TIGER (Rajput et al., 2023), section 3.2: next-item prediction over semantic IDs.
     """
-    _check_settings(max_items, validation is not None, patience, dropout, jitter, masked_items)
+    if max_items < 1:
+        raise ValueError(f"max_items={max_items}, expected 1 or more: a prompt has an item")
+    if patience is not None and not (is_integer(patience) and patience > 0):
+        raise ValueError(f"patience={patience!r}, expected 1 or more losses")
+    if patience is not None and validation is None:
+        raise ValueError(f"patience={patience} without validation=, expected histories that are asked: pass them")
     how = {"window": max_items + 1, "splits": model is not None and base_model(model).config.is_encoder_decoder}
-    windows = HistoryWindows(histories, items, seed=seed, jitter=jitter, masked=masked_items, **how)
+    windows = HistoryWindows(histories, items, seed=seed, **how)
     asked = None if validation is None else LastItems(validation, items, **how)
-    given = _arguments(arguments, max_seconds, validated=asked is not None)
+    given = _arguments(arguments, validated=asked is not None)
     if model is None:
         model = small_recommender(items, max_items=max_items, seed=seed)
-    _check_model(model, windows, max_items, dropout)
+    _check_model(model, windows, max_items)
     with nullcontext(output_dir) if output_dir is not None else tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(output_dir=str(folder), seed=seed, remove_unused_columns=False, **given)
         trainer = _RecommenderTrainer(
@@ -211,21 +208,17 @@ def train_recommender(
             args=args,
             train_dataset=windows,
             eval_dataset=asked,
-            data_collator=lambda rows: pad_rows(rows, pad_token_id=pad_token(model)),
+            data_collator=lambda rows: pad_batch(rows, pad_token_id=pad_token(model)),
             callbacks=list(callbacks),
-            max_seconds=max_seconds,
         )
-        _check_processes(trainer, max_seconds, output_dir)
+        if trainer.is_fsdp_enabled and output_dir is None:
+            raise ValueError("output_dir=None with FSDP, expected a folder: no process has the whole model at the end")
         trainer.remove_callback(PrinterCallback)
-        with (
-            progress_bar(
-                "Training", lambda: 100, unit="%", shown=progress and on_progress is None and args.process_index == 0
-            ) as advance,
-            dropped(base_model(model), dropout),
-        ):
-            trainer.add_callback(_Progress(trainer, on_progress or _in_percent(advance)))
-            if asked is not None:
-                trainer.add_callback(_KeepBest(base_model(model), PATIENCE if patience is None else patience))
+        if asked is not None:
+            trainer.add_callback(EarlyStoppingCallback(PATIENCE if patience is None else patience))
+        is_shown = progress and on_progress is None and args.process_index == 0
+        with progress_bar("Training", lambda: 100, unit="%", shown=is_shown) as advance:
+            trainer.add_callback(_Progress(on_progress or _in_percent(advance)))
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         trained = enable(base_model(trainer.model).eval())
         if output_dir is not None:
@@ -233,93 +226,26 @@ def train_recommender(
     return trained
 
 
-class Schedule:
-    """Progress of a training: by steps, or by the clock if that runs out first.
-
-    The learning rate follows whichever is further, so a slow machine gets a shorter but complete schedule, not the
-    first part of a longer one.
-    """
-
-    def __init__(self, max_seconds: float, *, warmup_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.max_seconds, self.warmup_steps, self.clock = max_seconds, warmup_steps, clock
-        self.start = clock()
-
-    def fraction_at(self, step: int, max_steps: int) -> float:
-        """The share of the training that is done, 0 to 1."""
-        return min(1.0, max(step / max_steps, (self.clock() - self.start) / self.max_seconds))
-
-    def learning_rate_at(self, step: int, max_steps: int) -> float:
-        """The share of the largest learning rate: a warm-up, then half a cosine."""
-        warm_up = min(1.0, (step + 1) / max(1, min(self.warmup_steps, max_steps)))
-        return warm_up * 0.5 * (1 + math.cos(math.pi * self.fraction_at(step, max_steps)))
-
-
 class _RecommenderTrainer(LossTrainer):
-    """transformers' Trainer with the model's own loss, batches by length, and a clock that may end it."""
-
-    def __init__(self, *args: Any, max_seconds: float | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.max_seconds = max_seconds
-        self.schedule: Schedule | None = None
+    """transformers' Trainer with the model's own loss, and batches by length."""
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         return model(**inputs, use_cache=False).loss
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """transformers' own, or one that follows the clock."""
-        if self.max_seconds is None:
-            return super().create_scheduler(num_training_steps, optimizer)
-        schedule = Schedule(self.max_seconds, warmup_steps=int(self.args.warmup_steps))
-        self.schedule = schedule
-        steps: Any = self.optimizer if optimizer is None else optimizer
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            steps, lambda step: schedule.learning_rate_at(step, num_training_steps)
-        )
-        return self.lr_scheduler
-
-
-class _KeepBest(TrainerCallback):
-    """Keeps the weights with the least validation loss, and ends a training that gets no better."""
-
-    def __init__(self, model: Any, patience: int) -> None:
-        self.model, self.patience = model, patience
-        self.least, self.since = math.inf, 0
-        self.weights: dict[str, Tensor] = {}
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step >= state.max_steps or control.should_training_stop:
-            control.should_evaluate = True  # the last weights may be the best
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        self.since += 1
-        if metrics["eval_loss"] < self.least:
-            self.least, self.since = metrics["eval_loss"], 0
-            self.weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-        if self.since >= self.patience:
-            control.should_training_stop = True
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.weights:
-            self.model.load_state_dict(self.weights)
-
 
 class _Progress(TrainerCallback):
-    """Reports every step, and ends the training when the clock does."""
+    """Reports every step."""
 
-    def __init__(self, trainer: _RecommenderTrainer, report: Report) -> None:
-        self.trainer, self.report = trainer, report
-        self.loss = math.nan
+    def __init__(self, report: Report) -> None:
+        self.report, self.loss = report, math.nan
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.loss = float((logs or {}).get("loss", self.loss))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        fraction = min(1.0, state.global_step / state.max_steps)
-        if self.trainer.schedule is not None:
-            fraction = self.trainer.schedule.fraction_at(state.global_step, state.max_steps)
-            if fraction >= 1.0:
-                control.should_training_stop = True
-        self.report(fraction, self.loss)
+        self.report(min(1.0, state.global_step / state.max_steps), self.loss)
+        if args.load_best_model_at_end and state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True  # the last weights may be the best
 
 
 def _in_percent(advance: Callable[[int], None]) -> Report:
@@ -334,64 +260,22 @@ def _in_percent(advance: Callable[[int], None]) -> Report:
     return report
 
 
-def _arguments(given: dict[str, Any], max_seconds: float | None, *, validated: bool) -> dict[str, Any]:
+def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
     """The recipe, with what was given in its place."""
-    known = {field.name for field in fields(TrainingArguments) if field.init}
-    if unknown := sorted(given.keys() - known):
-        own = signature(train_recommender).parameters.keys() - {"arguments"}
-        close = get_close_matches(unknown[0], sorted(own | known), n=1)
+    if unknown := sorted(given.keys() - {field.name for field in fields(TrainingArguments) if field.init}):
         raise ValueError(
-            f"{unknown[0]}={given[unknown[0]]!r}, expected an argument of transformers' TrainingArguments"
-            + (f": did you mean {close[0]}=?" if close else "")
+            f"{unknown[0]}={given[unknown[0]]!r}, expected an argument of train_recommender or of transformers' "
+            "TrainingArguments"
         )
-    if validated and given.get("resume_from_checkpoint"):
-        raise ValueError(
-            f"resume_from_checkpoint={given['resume_from_checkpoint']!r} with validation=, expected one of them: "
-            "checkpoints do not have the best weights so far"
-        )
-    if max_seconds is not None and not max_seconds > 0:
-        raise ValueError(f"max_seconds={max_seconds}, expected more than 0, or None for no clock")
     # Several processes on CPUs: transformers' own default would take each for the only one.
     recipe = RECIPE | {"use_cpu": not torch.accelerator.is_available()}
     if validated:
         recipe |= {"eval_strategy": "steps", "eval_steps": 0.05, "per_device_eval_batch_size": 256}
+        recipe |= {"save_strategy": "steps", "save_steps": given.get("eval_steps", 0.05), "save_total_limit": 1}
+        recipe |= {"load_best_model_at_end": True}
     if "num_train_epochs" in given:
         del recipe["max_steps"]
     return recipe | given
-
-
-def _check_settings(
-    max_items: int, validated: bool, patience: Any, dropout: Any, jitter: Any, masked_items: Any
-) -> None:
-    if max_items < 1:
-        raise ValueError(f"max_items={max_items}, expected 1 or more: a prompt has an item")
-    for name, share in {"dropout": dropout, "masked_items": masked_items}.items():
-        if not (_is_number(share) and 0 <= share < 1):
-            raise ValueError(f"{name}={share!r}, expected a share from 0 to below 1")
-    if not (_is_number(jitter) and 0 <= jitter < math.inf):
-        raise ValueError(f"jitter={jitter!r}, expected places, a finite number from 0 on")
-    if patience is not None and not (isinstance(patience, int) and not isinstance(patience, bool) and patience > 0):
-        raise ValueError(f"patience={patience!r}, expected 1 or more losses")
-    if patience is not None and not validated:
-        raise ValueError(f"patience={patience} without validation=, expected histories that are asked: pass them")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_processes(trainer: _RecommenderTrainer, max_seconds: float | None, output_dir: Any) -> None:
-    """What needs a whole model in one process, or one clock."""
-    processes = trainer.args.world_size
-    if processes > 1 and max_seconds is not None:
-        raise ValueError(
-            f"max_seconds={max_seconds} in {processes} processes, expected None: their clocks would end them at "
-            "different steps; set max_steps"
-        )
-    if trainer.is_fsdp_enabled and output_dir is None:
-        raise ValueError("output_dir=None with FSDP, expected a folder: no process has the whole model at the end")
-    if trainer.is_fsdp_enabled and trainer.eval_dataset is not None:
-        raise ValueError("validation= with FSDP, expected None: no process has the whole model to keep the best of")
 
 
 def _save(trainer: _RecommenderTrainer, trained: Any, index: ConstraintIndex, folder: Any) -> None:
@@ -407,21 +291,13 @@ def _save(trainer: _RecommenderTrainer, trained: Any, index: ConstraintIndex, fo
     trained.config.name_or_path = str(folder)  # where "." finds the catalogue
 
 
-def _check_model(model: Any, windows: HistoryWindows, max_items: int, dropout: float) -> None:
+def _check_model(model: Any, windows: HistoryWindows, max_items: int) -> None:
     config = base_model(model).config
-    if dropout:
-        blocks_of(base_model(model))
     rows = base_model(model).get_input_embeddings().num_embeddings
     if windows.tokens.max() >= rows:
         raise ValueError(
             f"model has embeddings of {rows} tokens, expected more than the items' largest, {windows.tokens.max()}: "
             "SemanticIds.from_tokenizer(codes, tokenizer, model=model) adds tokens and resizes them"
-        )
-    padding = getattr(config, "pad_token_id", None)
-    if windows.masked and (padding is None or (windows.tokens == padding).any()):
-        raise ValueError(
-            f"masked_items={windows.masked} for a model whose config has pad_token_id={padding}, expected a token "
-            "that is no item's: unseen items are replaced by it"
         )
     needed, limit = (max_items + 1) * windows.tokens.shape[1], position_limit(config)
     if limit is not None and limit < needed:

@@ -3,10 +3,9 @@
 """A target model's answers, written to disk for training draft models. Knows no draft model and no loss.
 
 For each prompt: the K sequences of the target's *constrained* beam search, and its log-probabilities over the legal
-tokens (or all) at each of their positions, taken from the search's own logits. They are kept in Parquet shards: each
-is written whole or not at all, so that a stopped run continues after the last one.
+tokens at each of their positions, taken from the search's own logits. A stopped run continues after its last shard.
 
-Source: AtSpeed, section 3.1 (D') and appendix A.3 (the sequences of the search's last step).
+Source: AtSpeed, section 3.1 and appendix A.3 (the sequences of the search's last step).
 Axes: B batch, K sequences, L positions of the longest sequence, V vocabulary.
 """
 
@@ -16,37 +15,33 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_sequences
-from hf_gr.catalogue.trie import PADDING
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch.fingerprints import probe_model
 from hf_gr.generation.torch.mixin import GRGenerationMixin
-from hf_gr.generation.torch.models import base_model, evaluation, is_sharded, takes_argument
+from hf_gr.generation.torch.models import base_model, evaluation, is_sharded
 from hf_gr.torch.processes import Processes
 from hf_gr.torch.transition import DeviceCatalogue
 
-from .mixture import Mixture
-from .packing import pad_prompts, pad_rows, score_paths
+from .packing import pad_prompts
 from .paths import PathLevel, training_catalogue, training_snapshot, walk
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SUMMARY_FILE = "teacher_data.json"
-METADATA_KEY = b"hf_gr.teacher_data"
+SHARD = "teacher-{:05d}.parquet"
 LOWEST_LOG_PROB = -6e4  # fits fp16; stands for log 0
 
 Prompt = Any  # a list, a NumPy array or a tensor of integers, one axis
@@ -62,9 +57,6 @@ def write_teacher_data(
     num_beams: int,
     labels: Iterable[Prompt] | None = None,
     batch_size: int = 32,
-    full_vocabulary: bool | Literal["sequences"] = False,
-    draft_model: Any = None,
-    target_share: float = 1.0,
     shard_size: int = 1024,
     progress: bool = False,
 ) -> Path:
@@ -85,15 +77,6 @@ def write_teacher_data(
         labels: for every prompt the tokens of the item that followed, for the losses that learn from it (all but a
             pure alignment). The end token of a ragged catalogue is added if it is missing.
         batch_size: prompts searched together.
-        full_vocabulary: keep the target's log-probabilities over the whole vocabulary at the label's positions, as
-            WordKD and TVDKD need them: `2 * L * V` bytes per prompt. With `"sequences"`, also at the positions of the
-            sequences, for an alignment without the catalogue (`AtSpeedTrainer(constrained=False)`): up to K times as
-            much.
-        draft_model: the draft model before its alignment, a decoder of the target's tokens on its device; only with
-            a `target_share` below 1.
-        target_share: the paper's lambda. Below 1, beams are those of `lambda * p + (1 - lambda) * q`, where q is the
-            draft model: sequences that the draft would choose, too. Log-probabilities are the target's all the same,
-            and sequences are kept in the order of its scores. Takes two beams or more.
         shard_size: prompts per file. A shard searches prompts of similar lengths together, which saves padding.
         progress: show a bar on a terminal or in a notebook, and log a line a minute elsewhere.
 
@@ -121,7 +104,8 @@ def write_teacher_data(
 
     Source: AtSpeed, section 3.1.
     """
-    import_pyarrow()
+    from hf_gr.tables.shards import Shards
+
     index, directory = copy.copy(index), Path(directory)
     _check_arguments(model, prompts, labels, num_beams=num_beams, batch_size=batch_size, shard_size=shard_size)
     snapshot = training_snapshot(index)
@@ -131,69 +115,46 @@ def write_teacher_data(
             f"model has a vocabulary of {config.vocab_size} tokens, expected more than the catalogue's largest, "
             f"{index.max_token_id}: resize its embeddings, or use the model that the catalogue was made for"
         )
-    _check_mixture(draft_model, target_share, num_beams, config.vocab_size)
     settings = {
         "format_version": FORMAT_VERSION,
         "num_beams": num_beams,
         "has_labels": labels is not None,
-        "full_vocabulary": full_vocabulary,
         "shard_size": shard_size,
         "vocab_size": config.vocab_size,
         "max_length": snapshot.max_length,
         "eos_token_id": snapshot.eos_token_id,
         "index": fingerprint_sequences(snapshot),
         "model": probe_model(model),
-        "draft_model": None if draft_model is None else probe_model(draft_model),
-        "target_share": None if draft_model is None else target_share,
     }
-    if not (isinstance(full_vocabulary, bool) or full_vocabulary == "sequences"):
-        raise ValueError(f"full_vocabulary={full_vocabulary!r}, expected True, False or 'sequences'")
-    if full_vocabulary is True and labels is None:
-        raise ValueError("full_vocabulary=True without labels, expected labels: it is kept at the label's positions")
     processes = Processes()
     if processes.count > 1 and is_sharded(model):
         raise ValueError(
             "model is in pieces (FSDP or tensor parallelism), expected whole weights in every process: here shards of "
             "prompts are divided among processes, not weights"
         )
-    num_there = processes.by_main(lambda: _prepare(directory, settings), doing="has refused the directory")
+    shards = Shards(directory, SHARD, settings)
+    num_there = processes.by_main(lambda: _begin(shards), doing="has refused the directory")
     device = next(base_model(model).parameters()).device
-    catalogue = training_catalogue(snapshot, device)
     plan = _Plan(
-        model, index, catalogue, device, num_beams, batch_size, snapshot.max_length, full_vocabulary, draft_model,
-        target_share,
-    )  # fmt: skip
-    pairs = _shards(prompts, labels, shard_size)
+        model, index, training_catalogue(snapshot, device), device, num_beams, batch_size, snapshot.max_length
+    )
+    chunks = _chunks(prompts, labels, shard_size)
     bar = progress_bar(
         "Asking the target model",
         lambda: len(prompts) if hasattr(prompts, "__len__") else None,  # pyright: ignore[reportArgumentType]
         unit="prompts",
         shown=progress and processes.is_main,
     )
-    drafts = nullcontext() if draft_model is None else evaluation(draft_model)
-    with evaluation(model), drafts, bar as advance:
-        written = processes.by_all(
-            lambda: _write_shards(plan, pairs, directory, settings, num_there, processes, advance)
-        )
+    try:
+        with evaluation(model), bar as advance:
+            written = processes.by_all(lambda: _write_shards(plan, chunks, shards, num_there, processes, advance))
+    finally:
+        shards.release()
     if any(one != written[0] for one in written):
         raise ValueError("prompts or labels differ between processes, expected the same in all: use another directory")
     summary = settings | {"num_prompts": written[0][0], "num_shards": written[0][1]}
     processes.by_main(lambda: _write_summary(directory, summary), doing="could not write the summary")
     return directory
-
-
-def shard_paths(directory: Path) -> list[Path]:
-    """The complete shards of a directory, in order."""
-    return sorted(directory.glob("teacher-[0-9]*.parquet"))
-
-
-def read_shard_settings(path: Path) -> dict[str, Any]:
-    """The settings of a shard, including the digest of its prompts."""
-    _, parquet = import_pyarrow()
-    metadata = parquet.read_schema(path).metadata or {}
-    if METADATA_KEY not in metadata:
-        raise ValueError(f"{path} holds no teacher data, expected a file of write_teacher_data: remove it")
-    return json.loads(metadata[METADATA_KEY])
 
 
 @dataclass(frozen=True)
@@ -207,9 +168,6 @@ class _Plan:
     num_beams: int
     batch_size: int
     max_length: int
-    full_vocabulary: bool | Literal["sequences"]
-    draft_model: Any
-    target_share: float
 
 
 @dataclass(frozen=True)
@@ -226,50 +184,71 @@ class _Answer:
     scores: np.ndarray
     level_sizes: np.ndarray
     log_probs: np.ndarray
-    label_log_probs: np.ndarray | None
 
 
-def _prepare(directory: Path, settings: dict[str, Any]) -> int:
-    """Create the folder, or refuse one of other data; return the number of its shards."""
-    directory.mkdir(parents=True, exist_ok=True)
-    _check_summary(directory, settings)
-    return len(shard_paths(directory))
+def _begin(shards: Any) -> int:
+    """Take the folder, or refuse one of other data; return the number of its shards."""
+    shards.begin()
+    if not (different := shards.differences()):
+        return len(shards.paths())
+    shards.release()
+    (path, *_), name = shards.paths(), different[0]
+    there = shards.recorded(path)
+    raise ValueError(
+        f"{path} was written with {name}={there.get(name)!r}, expected {shards.settings.get(name)!r} as in this call: "
+        "use another directory, or the same arguments"
+    )
 
 
 def _write_shards(
     plan: _Plan,
-    shards: Iterable[list[tuple[Any, Any]]],
-    directory: Path,
-    settings: dict[str, Any],
+    chunks: Iterable[list[tuple[Any, Any]]],
+    shards: Any,
     num_there: int,
     processes: Processes,
     advance: Callable[[int], None],
 ) -> tuple[int, int, str]:
     """Write the shards of this process; return how many prompts and shards there are in all, and their digest."""
     num_prompts, num_shards, whole = 0, 0, hashlib.sha256()
-    for number, rows in enumerate(shards):
-        rows = [_check_row(row, num_prompts + at, settings) for at, row in enumerate(rows)]
-        path = directory / f"teacher-{number:05d}.parquet"
-        digest = _rows_digest(rows)
+    for number, chunk in enumerate(chunks):
+        rows = [_check_row(row, num_prompts + at, shards.settings) for at, row in enumerate(chunk)]
+        of_shard = {"prompts": _rows_digest(rows), "num_rows": len(rows)}
         is_other = number % processes.count != processes.rank
-        if is_other or _is_written(path, settings, digest, len(rows), is_last=number == num_there - 1):
+        if is_other or _is_written(shards, number, of_shard, is_last=number == num_there - 1):
             advance(len(rows))
         else:
-            _write_shard(path, rows, _search_all(plan, rows, advance), settings | {"prompts": digest})
+            table = _to_table(rows, _search_all(plan, rows, advance), shards.settings["has_labels"])
+            shards.write(number, table, of_shard, compression="zstd", use_dictionary=False)
         num_prompts, num_shards = num_prompts + len(rows), number + 1
-        whole.update(digest.encode())
+        whole.update(of_shard["prompts"].encode())
     if not num_prompts:
         raise ValueError("prompts is empty, expected at least one")
     if num_shards < num_there:
         raise ValueError(
-            f"{directory} has {num_there} shards, expected {num_shards} for {num_prompts} prompts: it holds data of "
-            "more prompts; use another directory"
+            f"{shards.folder} has {num_there} shards, expected {num_shards} for {num_prompts} prompts: it holds data "
+            "of more prompts; use another directory"
         )
     return num_prompts, num_shards, whole.hexdigest()
 
 
+def _is_written(shards: Any, number: int, of_shard: dict[str, Any], *, is_last: bool) -> bool:
+    """Whether a shard exists; refuses one of other prompts, except a truncated last one."""
+    if not shards.has(number):
+        return False
+    there = shards.recorded(shards.path(number))["of_shard"]
+    if there == of_shard:
+        return True
+    if is_last and there["num_rows"] < of_shard["num_rows"]:
+        return False  # there are more prompts than last time
+    raise ValueError(
+        f"{shards.path(number)} holds data of other prompts or labels, expected those that are given: use another "
+        "directory"
+    )
+
+
 def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
-    with replaced_file(path := directory / SUMMARY_FILE, temporary=_temporary(path)) as file:
+    path = directory / SUMMARY_FILE
+    with replaced_file(path, temporary=directory / f".{SUMMARY_FILE}.tmp") as file:
         file.write(f"{json.dumps(summary, indent=2)}\n".encode())
 
 
@@ -291,16 +270,12 @@ def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
     input_ids, mask = pad_prompts([row.prompt for row in rows], pad_token_id=pad_token_id)
     input_ids, mask = input_ids.to(plan.device), mask.to(plan.device)
     num_beams, batch_size = plan.num_beams, len(rows)
-    mixture = None
-    if plan.draft_model is not None:
-        mixture = LogitsProcessorList([Mixture(plan.draft_model, mask, num_beams, plan.target_share)])
     out = plan.model.generate(
         input_ids=input_ids,
         attention_mask=mask,
         constraint_index=plan.index,
         num_beams=num_beams,
         num_return_sequences=num_beams,
-        logits_processor=mixture,
         do_sample=False,
         drafting=None,  # the logits of every level are needed
         verification="strict",
@@ -320,23 +295,11 @@ def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
     # A greedy path has padding after its end: tokens that lead nowhere are not its own.
     is_there = torch.stack([level.is_there for level in levels], dim=-1)
     paths = paths.masked_fill(~is_there.cumprod(-1).bool(), -1)
-    whole = plan.full_vocabulary == "sequences"
-    if mixture is not None:
-        _, _, chosen = _legal_log_probs(out.logits, sources, levels, num_beams, whole=False)
-        order = chosen.sum(-1).masked_fill(~is_there[..., 0], -torch.inf).argsort(dim=-1, descending=True, stable=True)
-        paths, sources = (one.gather(1, order[..., None].expand_as(one)) for one in (paths, sources))
-        levels = walk(paths, plan.catalogue)
-        is_there = torch.stack([level.is_there for level in levels], dim=-1)
-    values, sizes, chosen = _legal_log_probs(out.logits, sources, levels, num_beams, whole=whole)
-    if mixture is None and getattr(out, "sequences_scores", None) is not None:
-        scores = out.sequences_scores.view(batch_size, num_beams)
-    else:
-        scores = chosen.sum(-1)
+    values, sizes, log_probs = _legal_log_probs(out.logits, sources, levels, num_beams)
+    found = getattr(out, "sequences_scores", None)
+    scores = log_probs.sum(-1) if found is None else found.view(batch_size, num_beams)
     scores = scores.masked_fill(~is_there[..., 0], -torch.inf)
-    answers = _split(values, sizes)
-    is_labelled = plan.full_vocabulary and rows[0].label is not None
-    labels = _label_log_probs(plan, out, input_ids, mask, rows) if is_labelled else [None] * batch_size
-    columns = (paths.int().cpu().numpy(), scores.float().cpu().numpy(), sizes, answers, labels)
+    columns = (paths.int().cpu().numpy(), scores.float().cpu().numpy(), sizes, _split(values, sizes))
     return [_Answer(*row) for row in zip(*columns, strict=True)]
 
 
@@ -345,10 +308,8 @@ def _legal_log_probs(
     sources: Int[Tensor, "batch sequences length"],
     levels: Sequence[PathLevel],
     num_beams: int,
-    *,
-    whole: bool,
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, Float[Tensor, "batch sequences length"]]:
-    """Log-probabilities after distinct prefixes, over the legal children or `whole`, from the search's own logits.
+    """Log-probabilities after distinct prefixes, over the legal children, from the search's own logits.
 
     Returns:
         For every level the rows and the values, flat; `[B, L]` their number; and the values of the sequences' tokens.
@@ -356,8 +317,7 @@ def _legal_log_probs(
     flat: list[tuple[np.ndarray, np.ndarray]] = []
     sizes, tokens = [], []
     for number, level in enumerate(levels):
-        width = logits[0].shape[-1]
-        sizes.append(level.is_first.sum(1) * width if whole else level.stored.sum((1, 2)))
+        sizes.append(level.stored.sum((1, 2)))
         if number >= len(logits):
             tokens.append(torch.zeros_like(tokens[0]))
             continue
@@ -371,11 +331,7 @@ def _legal_log_probs(
         children = children.clamp(min=LOWEST_LOG_PROB).half()
         legal = level.below.legal[rows, prefixes]
         values = children[legal]
-        if whole:
-            kept = log_probs.clamp(min=LOWEST_LOG_PROB).half().flatten()
-            flat.append((rows.repeat_interleave(width).cpu().numpy(), kept.cpu().numpy()))
-        else:
-            flat.append((np.repeat(rows.cpu().numpy(), legal.sum(-1).cpu().numpy()), values.cpu().numpy()))
+        flat.append((np.repeat(rows.cpu().numpy(), legal.sum(-1).cpu().numpy()), values.cpu().numpy()))
         tokens.append(level.of_chosen(level.restore(values)).float().masked_fill(~level.is_there, 0.0))
     return flat, torch.stack(sizes, dim=-1).int().cpu().numpy(), torch.stack(tokens, dim=-1)
 
@@ -388,104 +344,29 @@ def _split(flat: Sequence[tuple[np.ndarray, np.ndarray]], sizes: np.ndarray) -> 
     return np.split(values, np.cumsum(sizes.sum(-1))[:-1])
 
 
-def _label_log_probs(
-    plan: _Plan, out: Any, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"], rows: Any
-) -> list[np.ndarray]:
-    """The whole distributions at the labels' positions, with the prompt's keys from the search if they are there."""
-    labels = pad_rows([row.label for row in rows], fill=PADDING).to(input_ids.device)
-    width = labels.shape[1]
-    first = out.logits[0][:: plan.num_beams][:, None]
-    cache = out.past_key_values
-    tokens = labels[:, :-1].clamp(min=0)
-    if width == 1:
-        logits = first
-    elif _is_prompts_cache(cache, input_ids):
-        steps = torch.arange(width - 1, device=input_ids.device)
-        given: dict[str, Any] = {"attention_mask": torch.nn.functional.pad(mask, (0, width - 1), value=1)}
-        if takes_argument(base_model(plan.model), "position_ids"):
-            given["position_ids"] = mask.sum(-1, keepdim=True) + steps
-        rest = plan.model(input_ids=tokens, past_key_values=cache, use_cache=True, return_dict=True, **given).logits
-        logits = torch.cat([first, rest.float()], dim=1)
-    else:
-        logits = score_paths(plan.model, input_ids, mask, labels[:, None]).of_path(0)
-    log_probs = logits.float().log_softmax(-1).clamp(min=LOWEST_LOG_PROB).half().cpu().numpy()
-    return [log_probs[number, : len(row.label)] for number, row in enumerate(rows)]
+def _to_table(rows: Sequence[_Row], answers: Sequence[_Answer], has_labels: bool) -> Any:
+    """The Arrow table of a shard."""
+    import pyarrow as pa
 
-
-def _is_prompts_cache(cache: Any, input_ids: Tensor) -> bool:
-    """Whether a search has left the prompts' keys, one row a prompt, and nothing else."""
-    layers = getattr(cache, "layers", None)
-    if not layers or getattr(layers[0], "keys", None) is None:
-        return False
-    return layers[0].keys.shape[0] == len(input_ids) and cache.get_seq_length() == input_ids.shape[1]
-
-
-def _write_shard(path: Path, rows: Sequence[_Row], answers: Sequence[_Answer], settings: dict[str, Any]) -> None:
-    """Write one Parquet file, which gets its name once it is complete."""
-    arrow, parquet = import_pyarrow()
     num_beams, length = answers[0].sequences.shape
 
-    def ragged(arrays: Sequence[np.ndarray], kind: Any) -> Any:
+    def ragged(arrays: Sequence[Any], kind: Any) -> Any:
         ends = np.cumsum([0, *(array.size for array in arrays)])
-        values = np.concatenate([array.reshape(-1) for array in arrays])
-        return arrow.LargeListArray.from_arrays(ends, arrow.array(values, type=kind))
+        return pa.LargeListArray.from_arrays(ends, pa.array(np.concatenate(arrays), type=kind))
 
     def fixed(arrays: Sequence[np.ndarray], kind: Any, size: int) -> Any:
-        return arrow.FixedSizeListArray.from_arrays(arrow.array(np.concatenate(arrays, axis=None), type=kind), size)
+        return pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(arrays, axis=None), type=kind), size)
 
     columns = {
-        "input_ids": ragged([row.prompt for row in rows], arrow.int32()),
-        "sequences": fixed([answer.sequences for answer in answers], arrow.int32(), num_beams * length),
-        "scores": fixed([answer.scores for answer in answers], arrow.float32(), num_beams),
-        "level_sizes": fixed([answer.level_sizes for answer in answers], arrow.int32(), length),
-        "log_probs": ragged([answer.log_probs for answer in answers], arrow.float16()),
+        "input_ids": ragged([row.prompt for row in rows], pa.int32()),
+        "sequences": fixed([answer.sequences for answer in answers], pa.int32(), num_beams * length),
+        "scores": fixed([answer.scores for answer in answers], pa.float32(), num_beams),
+        "level_sizes": fixed([answer.level_sizes for answer in answers], pa.int32(), length),
+        "log_probs": ragged([answer.log_probs for answer in answers], pa.float16()),
     }
-    if settings["has_labels"]:
-        columns["label"] = ragged([row.label for row in rows if row.label is not None], arrow.int32())
-    full = [answer.label_log_probs for answer in answers if answer.label_log_probs is not None]
-    if full:
-        columns["label_log_probs"] = ragged(full, arrow.float16())
-    table = arrow.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(settings).encode()})
-    with replaced_file(path, temporary=_temporary(path)) as file:
-        parquet.write_table(table, file, compression="zstd", use_dictionary=False)
-
-
-def _temporary(path: Path) -> Path:
-    """A file's name until it is complete: the same in every run, so that the next one replaces what a kill left."""
-    return path.with_name(f".{path.name}.tmp")
-
-
-def _is_written(path: Path, settings: dict[str, Any], digest: str, num_rows: int, *, is_last: bool) -> bool:
-    """Whether a shard exists; refuses one of other settings or prompts, except a truncated last one."""
-    if not path.exists():
-        return False
-    there = read_shard_settings(path)
-    _refuse_other(path, there, settings)
-    if there["prompts"] == digest:
-        return True
-    _, parquet = import_pyarrow()
-    if is_last and parquet.read_metadata(path).num_rows < num_rows:
-        return False  # there are more prompts than last time
-    raise ValueError(
-        f"{path} holds data of other prompts or labels, expected those that are given: use another directory"
-    )
-
-
-def _check_summary(directory: Path, settings: dict[str, Any]) -> None:
-    path = directory / SUMMARY_FILE
-    if path.exists():
-        _refuse_other(path, json.loads(path.read_text(encoding="utf-8")), settings)
-    elif shards := shard_paths(directory):
-        _refuse_other(shards[0], read_shard_settings(shards[0]), settings)
-
-
-def _refuse_other(path: Path, there: dict[str, Any], settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        if there.get(name) != value:
-            raise ValueError(
-                f"{path} was written with {name}={there.get(name)!r}, expected {value!r} as in this call: "
-                "use another directory, or the same arguments"
-            )
+    if has_labels:
+        columns["label"] = ragged([row.label for row in rows], pa.int32())
+    return pa.table(columns)
 
 
 def _check_arguments(
@@ -505,30 +386,7 @@ def _check_arguments(
         raise ValueError(f"labels has {len(labels)} entries, expected {len(prompts)}: one for each prompt")
 
 
-def _check_mixture(draft_model: Any, target_share: float, num_beams: int, vocab_size: int) -> None:
-    if not 0 <= target_share <= 1:
-        raise ValueError(f"target_share={target_share!r}, expected 0 to 1: lambda of the paper")
-    if (draft_model is None) != (target_share == 1):
-        found = "no draft_model" if draft_model is None else "a draft_model"
-        raise ValueError(
-            f"target_share={target_share!r} with {found}, expected both a draft_model and a share below 1, or neither"
-        )
-    if draft_model is None:
-        return
-    if num_beams < 2:
-        raise ValueError(f"num_beams={num_beams} with draft_model, expected 2 or more: beams are chosen by a mixture")
-    inner = base_model(draft_model)
-    if inner.config.is_encoder_decoder:
-        raise ValueError(f"draft_model is a {type(inner).__name__}, expected a decoder")
-    found = inner.config.get_text_config(decoder=True).vocab_size
-    if found < vocab_size:
-        raise ValueError(
-            f"draft_model has a vocabulary of {found} tokens, expected the target's {vocab_size} or more: build it "
-            "with the target's tokenizer"
-        )
-
-
-def _shards(prompts: Iterable[Prompt], labels: Iterable[Prompt] | None, size: int) -> Iterator[list[tuple[Any, Any]]]:
+def _chunks(prompts: Iterable[Prompt], labels: Iterable[Prompt] | None, size: int) -> Iterator[list[tuple[Any, Any]]]:
     """Prompts with their labels, in chunks."""
     if labels is None:
         pairs: Iterator[tuple[Any, Any]] = ((prompt, None) for prompt in prompts)
@@ -580,13 +438,3 @@ def _rows_digest(rows: Sequence[_Row]) -> str:
             array = np.zeros(0, np.int64) if tokens is None else tokens
             digest.update(np.int64(len(array)).tobytes() + array.tobytes())
     return digest.hexdigest()
-
-
-def import_pyarrow() -> tuple[Any, Any]:
-    """pyarrow and its Parquet module, from an extra."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError('teacher data needs pyarrow: pip install "hf-gr[tables]"') from error
-    return pyarrow, pyarrow.parquet

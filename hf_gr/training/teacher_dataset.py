@@ -5,7 +5,7 @@
 Parquet is for keeping and sharing; rows are read in any order from Arrow files made from it once and mapped into
 memory (as `datasets` does), so that a process holds only the pages that it has read.
 
-Axes: B batch, K sequences, L positions, T tokens of a label, V vocabulary, P prompt.
+Axes: B batch, K sequences, L positions, T tokens of a label, P prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hf_gr.files.atomic import replaced_file
 from hf_gr.torch.draft_head import IGNORED
 
 from .packing import pad_prompts, pad_rows
-from .teacher import SUMMARY_FILE, import_pyarrow, read_shard_settings, shard_paths
+from .teacher import SHARD, SUMMARY_FILE
 
 Sample = dict[str, np.ndarray]
 
@@ -39,9 +39,8 @@ class TeacherDataset(Dataset):
     - `sequences` `[K, L]`: the target's sequences, best first; -1 after the end, and in missing ones.
     - `scores` `[K]`: their scores, `-inf` where there is none.
     - `log_probs`: log p over the legal children of each distinct prefix, level by level, in the order of
-      `hf_gr.torch.transition.children`; `level_sizes` `[L]` is the number of values per level. With
-      `full_vocabulary="sequences"`, over the whole vocabulary.
-    - `label` `[T]`, if there are labels, and `label_log_probs` `[T, V]`, with `full_vocabulary`.
+      `hf_gr.torch.transition.children`; `level_sizes` `[L]` is the number of values per level.
+    - `label` `[T]`, if there are labels.
 
     Args:
         directory: that of `write_teacher_data`.
@@ -53,10 +52,12 @@ class TeacherDataset(Dataset):
     """
 
     def __init__(self, directory: str | Path, *, cache_dir: str | Path | None = None) -> None:
+        from hf_gr.tables.shards import Shards
+
         self.directory = Path(directory)
         self.cache_dir = self.directory / "arrow" if cache_dir is None else Path(cache_dir)
         summary = self.directory / SUMMARY_FILE
-        paths = shard_paths(self.directory)
+        paths = Shards(self.directory, SHARD, {}).paths()
         if not summary.is_file():
             found = f"{len(paths)} shards and no {SUMMARY_FILE}" if paths else "no teacher data"
             raise ValueError(
@@ -106,17 +107,17 @@ class _Shard:
     """One shard, mapped into memory."""
 
     def __init__(self, path: Path, cache_dir: Path, settings: dict[str, Any]) -> None:
-        arrow, _ = import_pyarrow()
-        table = arrow.ipc.open_file(arrow.memory_map(str(_arrow_file(path, cache_dir)), "r")).read_all()
+        import pyarrow as pa
+
+        table = pa.ipc.open_file(pa.memory_map(str(_arrow_file(path, cache_dir)), "r")).read_all()
         self.num_rows: int = table.num_rows
         self.num_beams: int = settings["num_beams"]
-        self.vocab_size: int = settings["vocab_size"]
         self.values: dict[str, np.ndarray] = {}
         self.offsets: dict[str, np.ndarray] = {}
         for name in table.column_names:
             chunk = table.column(name).chunk(0)
             self.values[name] = chunk.values.to_numpy(zero_copy_only=True)
-            if arrow.types.is_large_list(chunk.type):
+            if pa.types.is_large_list(chunk.type):
                 self.offsets[name] = chunk.offsets.to_numpy(zero_copy_only=True)
             else:
                 self.values[name] = self.values[name].reshape(self.num_rows, -1)
@@ -130,8 +131,6 @@ class _Shard:
             else:
                 row[name] = values[number]
         row["sequences"] = row["sequences"].reshape(self.num_beams, -1)
-        if "label_log_probs" in row:
-            row["label_log_probs"] = row["label_log_probs"].reshape(-1, self.vocab_size)
         return row
 
     @property
@@ -145,16 +144,17 @@ class _Shard:
 
 def _arrow_file(path: Path, cache_dir: Path) -> Path:
     """The Arrow file of a shard, written if it is missing or of an older shard."""
-    arrow, parquet = import_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet
+
     stat = path.stat()
     mapped = cache_dir / f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}.arrow"
     if mapped.exists():
         return mapped
-    read_shard_settings(path)
     cache_dir.mkdir(parents=True, exist_ok=True)
-    table = parquet.read_table(path, memory_map=True).combine_chunks()
+    table = pyarrow.parquet.read_table(path, memory_map=True).combine_chunks()
     # Several processes may be here at once: each has its own temporary file.
-    with replaced_file(mapped) as file, arrow.ipc.new_file(file, table.schema) as writer:
+    with replaced_file(mapped) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     for old in cache_dir.glob(f"{path.stem}-*.arrow"):
         if old != mapped:
@@ -170,7 +170,6 @@ class TeacherCollator:
         sequences: add the target's sequences (`sequences`, `[B, K, L]`, -1 where there is no token).
         log_probs: add its log-probabilities after their prefixes, by level (`log_probs`, a list of L flat tensors).
         labels: add the labels (`labels`, `[B, T]`, -100 after the end).
-        label_log_probs: add the distributions at their positions (`label_log_probs`, `[B, T, V]`).
     """
 
     def __init__(
@@ -180,13 +179,11 @@ class TeacherCollator:
         sequences: bool = True,
         log_probs: bool = True,
         labels: bool = True,
-        label_log_probs: bool = False,
     ) -> None:
         self.pad_token_id = pad_token_id
         self.sequences = sequences
         self.log_probs = log_probs
         self.labels = labels
-        self.label_log_probs = label_log_probs
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """A batch of tensors; log-probabilities stay in half precision."""
@@ -198,8 +195,6 @@ class TeacherCollator:
             batch["log_probs"] = _by_level(samples)
         if self.labels:
             batch["labels"] = pad_rows([sample["label"] for sample in samples], fill=IGNORED).long()
-        if self.label_log_probs:
-            batch["label_log_probs"] = pad_rows([sample["label_log_probs"] for sample in samples], fill=0)
         return batch
 
 

@@ -36,9 +36,7 @@ class HistoryWindows(Dataset):
         histories: lists of items, oldest first.
         items: as for `train_recommender`.
         window: items of a window.
-        seed: of the windows' starts, and of the noise.
-        jitter: the standard deviation of what is added to items' places before they are sorted by it.
-        masked: the share of items that are not seen.
+        seed: of the windows' starts.
         splits: for an encoder-decoder: a window's first items are the prompt, up to a random place, and the `AHEAD`
             that follow the labels. Histories of one item teach nothing.
     """
@@ -50,8 +48,6 @@ class HistoryWindows(Dataset):
         *,
         window: int,
         seed: int,
-        jitter: float = 0.0,
-        masked: float = 0.0,
         splits: bool = False,
     ) -> None:
         self.rows, self.bounds, self.tokens = flat_histories(histories, items)
@@ -64,7 +60,7 @@ class HistoryWindows(Dataset):
         if not len(self.rows):
             raise ValueError("histories has no item, expected a history with two or more")
         self.window, self.seed, self.epoch = window, seed, 0
-        self.jitter, self.masked, self.splits = jitter, masked, splits
+        self.splits = splits
         counts = -(-np.diff(self.bounds) // window)
         if splits:
             counts[np.diff(self.bounds) < 2] = 0
@@ -85,26 +81,23 @@ class HistoryWindows(Dataset):
         """The rows of a window's items."""
         return self._draw(number)[0]
 
-    def _draw(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """A window's items, which of them are not seen, and how many are the prompt of an encoder-decoder."""
+    def _draw(self, number: int) -> tuple[np.ndarray, int]:
+        """A window's items, and how many are the prompt of an encoder-decoder."""
         begin, end = self.bounds[self.owners[number]], self.bounds[self.owners[number] + 1]
         draw = np.random.default_rng([self.seed, self.epoch, number])
         at = int(draw.integers(end - begin)) - self.window // 2
         start = begin + max(0, min(at, int(end - begin) - self.window))
         items = self.rows[start : min(start + self.window, end)]
-        if self.jitter:
-            items = items[np.argsort(np.arange(len(items)) + draw.normal(0, self.jitter, len(items)), kind="stable")]
-        unseen = draw.random(len(items)) < self.masked
-        return items, unseen, int(draw.integers(1, len(items))) if self.splits else len(items)
+        return items, int(draw.integers(1, len(items))) if self.splits else len(items)
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         if not 0 <= number < len(self):
             raise IndexError(f"{number} is out of range for {len(self)} windows")
-        items, unseen, place = self._draw(number)
+        items, place = self._draw(number)
         row = {"input_ids": self.tokens[items[:place]].ravel()}
         if self.splits:
             row["labels"] = self.tokens[items[place : place + AHEAD]].ravel().astype(np.int64)
-        return row | {"unseen": unseen[:place].repeat(self.tokens.shape[1])} if self.masked else row
+        return row
 
     @property
     def lengths(self) -> np.ndarray:
@@ -156,26 +149,13 @@ class LastItems(Dataset):
         return np.array([len(history) for history in self.histories]) * self.tokens.shape[1]
 
 
-def pad_rows(rows: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
-    """Rows of `HistoryWindows` or `LastItems` as a batch: unseen tokens are replaced by padding, yet attended to."""
-    batch = pad_batch([row["input_ids"] for row in rows], pad_token_id=pad_token_id)
-    for ids, row in zip(batch["input_ids"], rows, strict=True):
-        if "unseen" in row:
-            ids[: len(row["unseen"])].masked_fill_(torch.from_numpy(row["unseen"]), pad_token_id)
+def pad_batch(rows: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
+    """Rows of `HistoryWindows` or `LastItems` as a right-padded batch; padding is neither seen nor predicted."""
+    tensors = [torch.from_numpy(row["input_ids"].astype(np.int64)) for row in rows]
+    input_ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
+    is_token = torch.arange(input_ids.shape[1]) < torch.tensor([len(row) for row in tensors])[:, None]
+    labels = input_ids.masked_fill(~is_token, -100)
     if "labels" in rows[0]:
         labels = [torch.from_numpy(row["labels"]) for row in rows]
-        batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=-100)
-    return batch
-
-
-def pad_batch(rows: Sequence[np.ndarray], *, pad_token_id: int) -> dict[str, Tensor]:
-    """Token rows of any length as a right-padded training batch; padding is neither seen nor predicted."""
-    tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
-    input_ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
-    lengths = torch.tensor([len(row) for row in rows])
-    is_token = torch.arange(input_ids.shape[1]) < lengths[:, None]
-    return {
-        "input_ids": input_ids,
-        "attention_mask": is_token.long(),
-        "labels": input_ids.masked_fill(~is_token, -100),
-    }
+        labels = pad_sequence(labels, batch_first=True, padding_value=-100)
+    return {"input_ids": input_ids, "attention_mask": is_token.long(), "labels": labels}
