@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,22 @@ def whole(case: Case, users: Path) -> bytes:
     return output.read_bytes()
 
 
+def kill(case: Case, users: Path, output: Path, call: int, name: str = "os.fsync", **more: Any) -> None:
+    """A run in another process, killed at a call of a function."""
+    process = offline_case.in_another_process(offline_case.run_until_call, call, name, case, users, output, more)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def parts_of(output: Path) -> list[str]:
+    return sorted(part.name for part in folder_of(output).glob("part-*"))
+
+
+def same_rows(found: Path, expected: Path) -> bool:
+    pairs = zip(read(found), read(expected), strict=True)
+    return all(same(row, (one["items"], one["scores"])) for row, one in pairs)
+
+
 # The rows
 
 
@@ -73,16 +90,26 @@ def test_rows_are_those_of_one_user_at_a_time(tmp_path: Path, family: str, strin
         assert len(set(row["items"])) == len(row["items"])
 
 
+OF_DRAFT = {"drafting": "assistant", "num_draft_beams": 8}
+
+
 @pytest.mark.parametrize(
-    "changed", [{"token_budget": 1}, {"token_budget": 10**6}, {"window_rows": 7}, {"drafting": "trie"}]
+    "changed",
+    [
+        {"token_budget": 1},
+        {"token_budget": 10**6},
+        {"window_rows": 7},
+        {"drafting": "trie"},
+        OF_DRAFT | {"assistant_model": lambda case: case.model},
+        OF_DRAFT | {"assistant_model": lambda case: case.load()[0]},
+    ],
 )
-def test_how_rows_are_batched_does_not_matter(
+def test_how_rows_are_batched_and_drafted_does_not_matter(
     tmp_path: Path, case: Case, users: Path, whole: bytes, changed: Any
 ) -> None:
-    made = run(case, users, tmp_path / "recs.parquet", **changed)
-    expected = read(case.folder / "whole.parquet")
-    assert len(expected) == NUM_USERS
-    assert all(same(row, (one["items"], one["scores"])) for row, one in zip(read(made.output), expected, strict=True))
+    given = {name: value(case) if callable(value) else value for name, value in changed.items()}
+    made = run(case, users, tmp_path / "recs.parquet", **given)
+    assert same_rows(made.output, case.folder / "whole.parquet")
 
 
 def test_scores_of_all_steps_are_never_kept(case: Case, users: Path, tmp_path: Path) -> None:
@@ -161,7 +188,7 @@ def test_a_bad_row_stops_the_run_and_keeps_what_is_finished(tmp_path: Path, case
     ):
         run(case, path, output)
     assert not output.exists()
-    assert sorted(part.name for part in folder_of(output).glob("part-*")) == [f"part-{i:08d}.parquet" for i in (0, 1)]
+    assert parts_of(output) == [f"part-{i:08d}.parquet" for i in (0, 1)]
 
 
 def test_bad_rows_are_skipped_with_a_reason(tmp_path: Path, case: Case, whole: bytes) -> None:
@@ -203,14 +230,23 @@ def test_bad_rows_are_skipped_with_a_reason(tmp_path: Path, case: Case, whole: b
         ({"lenght_penalty": 0.5}, r"lenght_penalty= is given, expected .*: did you mean length_penalty=\?"),
         ({"windowrows": 9}, r"windowrows= is given, .* of generate: did you mean window_rows=\?"),
         ({"history": None, "text": "who"}, "has no tokenizer, expected one for a column of texts"),
+        ({"output": "recs.csv"}, "expected a name that ends in .parquet"),
+        ({"output": "gone/recs.parquet"}, "gone is no folder to write to"),
+        ({"model": "./nowhere"}, r"model='./nowhere' is no folder here and no repository id"),
+        ({"model": "/nowhere/at/all"}, r"model='/nowhere/at/all' is no folder here and no repository id"),
     ],
 )
 def test_arguments_are_checked_before_any_work(
     tmp_path: Path, case: Case, users: Path, options: Any, message: str
 ) -> None:
+    options = {"output": "recs.parquet", "model": case.model} | options
+    model, output = options.pop("model"), tmp_path / options.pop("output")
     with pytest.raises(ValueError, match=message):
-        run(case, users, tmp_path / "recs.parquet", **options)
+        run(replace(case, model=model), users, output, **options)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "folder.parquet").mkdir()
+    with pytest.raises(ValueError, match="is a folder, expected a file"):
+        run(case, users, tmp_path / "folder.parquet")
 
 
 def test_ids_of_another_type(tmp_path: Path, case: Case) -> None:
@@ -218,23 +254,6 @@ def test_ids_of_another_type(tmp_path: Path, case: Case) -> None:
         path = write_users(tmp_path / "u.parquet", [{"seen": cell}])
         with pytest.raises(ValueError, match=f"column 'seen' has type {found}, expected lists of integers"):
             recommend(case.model, path, tmp_path / "recs.parquet", constraint_index=case.index, history="seen")
-
-
-def test_a_model_that_is_nowhere(tmp_path: Path, case: Case, users: Path) -> None:
-    for name in ("./nowhere", str(tmp_path / "nowhere")):
-        with pytest.raises(ValueError, match=r"model='.*nowhere' is no folder here and no repository id"):
-            recommend(name, users, tmp_path / "recs.parquet", constraint_index=case.index, history="seen")
-
-
-def test_an_output_that_cannot_be_written(tmp_path: Path, case: Case, users: Path) -> None:
-    (tmp_path / "folder.parquet").mkdir()
-    for name, message in {
-        "recs.csv": "expected a name that ends in .parquet",
-        "gone/recs.parquet": "gone is no folder to write to",
-        "folder.parquet": "is a folder, expected a file",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            run(case, users, tmp_path / name)
 
 
 def test_a_model_in_pieces_is_refused(tmp_path: Path, case: Case, users: Path) -> None:
@@ -266,7 +285,7 @@ def test_a_corrupt_row_group_keeps_the_rows_before_it(tmp_path: Path, case: Case
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"u.parquet cannot be read from row \d+ on, expected complete parquet"):
         recommend(case.model, path, output, constraint_index=case.index, history="seen", window_rows=16)
-    assert len(list(folder_of(output).glob("part-*"))) >= 4  # 64 rows at least
+    assert len(parts_of(output)) >= 4  # 64 rows at least
 
 
 def test_a_column_of_users_keeps_its_cells(tmp_path: Path, case: Case) -> None:
@@ -320,15 +339,6 @@ def test_a_model_that_is_partly_on_the_disk(tmp_path: Path, case: Case, users: P
     assert fingerprint_model(moved) == fingerprint_model(other) != fingerprint_model(model)
 
 
-@pytest.mark.parametrize("loaded", [False, True])
-def test_a_draft_model_by_name_or_loaded(tmp_path: Path, case: Case, users: Path, loaded: bool, whole: bytes) -> None:
-    draft = case.load()[0] if loaded else case.model
-    made = run(case, users, tmp_path / "recs.parquet", assistant_model=draft, drafting="assistant", num_draft_beams=8)
-    expected = read(case.folder / "whole.parquet")
-    assert all(same(row, (one["items"], one["scores"])) for row, one in zip(read(made.output), expected, strict=True))
-    assert run(case, users, tmp_path / "recs.parquet", assistant_model=draft, drafting="assistant", num_draft_beams=8)
-
-
 def test_the_draft_head_of_a_checkpoint_that_names_it(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
     model, index = case.load()
     model.add_draft_head(index)
@@ -338,8 +348,7 @@ def test_the_draft_head_of_a_checkpoint_that_names_it(tmp_path: Path, case: Case
     options = offline_case.RUN | {"constraint_index": index, "window_rows": 16}
     made = recommend(tmp_path / "model", users, tmp_path / "recs.parquet", **options)
     plain = recommend(tmp_path / "model", users, tmp_path / "plain.parquet", **options, drafting=None)
-    pairs = zip(read(made.output), read(plain.output), strict=True)
-    assert all(same(row, (one["items"], one["scores"])) for row, one in pairs)
+    assert same_rows(made.output, plain.output)
 
 
 def test_an_output_that_would_be_read_as_users(tmp_path: Path, case: Case, users: Path) -> None:
@@ -392,9 +401,8 @@ def test_a_run_that_stopped_at_a_row_goes_on_and_skips_it(tmp_path: Path, case: 
 
 def test_skipped_rows_stop_a_run_that_goes_on_without_skipping(tmp_path: Path, case: Case) -> None:
     path, output = stop_at_a_bad_row(tmp_path, case)
-    arguments = (9, "os.fsync", case, path, output, {"on_error": "skip"})
-    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
-    assert len(list(folder_of(output).glob("part-*"))) == 6
+    kill(case, path, output, 9, on_error="skip")
+    assert len(parts_of(output)) == 6
     with pytest.raises(ValueError, match=r"u.parquet, column 'seen', row 40 is \[7\]"):
         run(case, path, output)
     assert not output.exists()
@@ -403,11 +411,9 @@ def test_skipped_rows_stop_a_run_that_goes_on_without_skipping(tmp_path: Path, c
 
 def test_a_run_may_go_on_with_smaller_batches(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
     output = tmp_path / "recs.parquet"
-    arguments = (7, "os.fsync", case, users, output, {})
-    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
+    kill(case, users, output, 7)
     assert run(case, users, output, token_budget=200).num_resumed == 3
-    expected = read(case.folder / "whole.parquet")
-    assert all(same(row, (one["items"], one["scores"])) for row, one in zip(read(output), expected, strict=True))
+    assert same_rows(output, case.folder / "whole.parquet")
 
 
 def test_a_run_that_finished_nothing_is_in_nobodys_way(
@@ -496,8 +502,7 @@ def test_another_run_is_never_mixed_in(tmp_path: Path, case: Case, users: Path, 
 
 def test_parts_of_another_run_are_refused_by_what_differs(tmp_path: Path, case: Case, users: Path) -> None:
     output = tmp_path / "recs.parquet"
-    process = offline_case.in_another_process(offline_case.run_until_call, 6, "os.fsync", case, users, output, {})
-    process.join()
+    kill(case, users, output, 6)
     model, index = case.load()
     with torch.no_grad():
         model.get_input_embeddings().weight[3, 3] += 1
@@ -512,11 +517,6 @@ def test_parts_of_another_run_are_refused_by_what_differs(tmp_path: Path, case: 
     assert made.num_resumed == 3
 
 
-def was_killed(process: Any) -> bool:
-    process.join(60)
-    return process.exitcode == -signal.SIGKILL
-
-
 def check_left(output: Path, whole: bytes) -> None:
     """Whatever a kill leaves under its own name is complete."""
     for part in folder_of(output).glob("part-*.parquet"):
@@ -525,40 +525,26 @@ def check_left(output: Path, whole: bytes) -> None:
 
 
 # 2 calls for each of 7 parts, 2 for the output: one before each name is taken, one after it
-@pytest.mark.parametrize(
-    "call", [pytest.param(call, marks=[] if call in TELLING else pytest.mark.slow) for call in range(1, 17)]
-)
-def test_killed_while_writing_the_run_goes_on(
-    tmp_path: Path, case: Case, users: Path, whole: bytes, call: int
-) -> None:
-    output = tmp_path / "recs.parquet"
-    arguments = (call, "os.fsync", case, users, output, {})
-    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
-    check_left(output, whole)
-    made = run(case, users, output)
-    assert made.output.read_bytes() == whole
-    assert made.num_resumed == (min(call // 2, 7) if call < 16 else 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["recs.parquet"]
+MOMENTS = [pytest.param(call, "os.fsync", marks=[] if call in TELLING else pytest.mark.slow) for call in range(1, 17)]
+MOMENTS += [
+    pytest.param(3, "hf_gr.tables.shards.pyarrow.parquet.write_table"),  # inside a part, which has no byte yet
+    pytest.param(1, "hf_gr.tables.shards.pyarrow.parquet.ParquetWriter.write_table"),  # it has its first bytes
+    pytest.param(8, "hf_gr.offline.parts.pyarrow.parquet.ParquetWriter.write_table"),  # inside the merge
+    pytest.param(1, "hf_gr.offline.parts.shutil.rmtree"),  # the output is there, and so are the parts
+    pytest.param(5, "pathlib.Path.replace"),
+]
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (3, "hf_gr.tables.shards.pyarrow.parquet.write_table"),  # inside a part, which has no byte yet
-        (1, "hf_gr.tables.shards.pyarrow.parquet.ParquetWriter.write_table"),  # inside a part: it has its first bytes
-        (8, "hf_gr.offline.parts.pyarrow.parquet.ParquetWriter.write_table"),  # inside the merge
-        (1, "hf_gr.offline.parts.shutil.rmtree"),  # the output is there, and so are the parts
-        (5, "pathlib.Path.replace"),
-    ],
-)
-def test_killed_elsewhere_the_run_goes_on(
+@pytest.mark.parametrize(("call", "name"), MOMENTS)
+def test_killed_at_any_moment_the_run_goes_on(
     tmp_path: Path, case: Case, users: Path, whole: bytes, call: int, name: str
 ) -> None:
     output = tmp_path / "recs.parquet"
-    arguments = (call, name, case, users, output, {})
-    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
+    kill(case, users, output, call, name)
     check_left(output, whole)
-    assert run(case, users, output).output.read_bytes() == whole
+    made = run(case, users, output)
+    assert made.output.read_bytes() == whole
+    assert name != "os.fsync" or made.num_resumed == (min(call // 2, 7) if call < 16 else 0)
     assert [path.name for path in tmp_path.iterdir()] == ["recs.parquet"]
 
 
@@ -566,7 +552,7 @@ def test_killed_at_random_moments_three_times(tmp_path: Path, case: Case, users:
     output, chance, kept = tmp_path / "recs.parquet", random.Random(0), 0
     for least in (1, 2, 4):
         process = offline_case.in_another_process(offline_case.run_quietly, case, users, output, {})
-        while process.is_alive() and len(list(folder_of(output).glob("part-*"))) < least:
+        while process.is_alive() and len(parts_of(output)) < least:
             time.sleep(0.001)
         time.sleep(chance.random() * 0.01)
         process.kill()
@@ -582,8 +568,7 @@ def test_killed_at_random_moments_three_times(tmp_path: Path, case: Case, users:
 
 def test_a_damaged_part_is_named(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
     output = tmp_path / "recs.parquet"
-    arguments = (7, "os.fsync", case, users, output, {})
-    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
+    kill(case, users, output, 7)
     part = folder_of(output) / "part-00000001.parquet"
     part.write_bytes(part.read_bytes()[:-5])
     with pytest.raises(ValueError, match=r"part-00000001.parquet is damaged .* remove it and repeat the run"):
@@ -605,7 +590,7 @@ def test_a_full_disk_keeps_what_is_finished(
     assert "cannot be written" in message
     assert "what is finished is kept; make room and repeat the run" in message
     assert not output.exists()
-    assert len(list(folder_of(output).glob("part-*"))) == num_parts
+    assert len(parts_of(output)) == num_parts
     assert not list(folder_of(output).glob("*.tmp"))
     assert run(case, users, output).output.read_bytes() == whole
 
@@ -637,8 +622,7 @@ def test_two_processes_go_on_where_one_stopped(
     tmp_path: Path, case: Case, users: Path, whole: bytes, port: int
 ) -> None:
     output = tmp_path / "recs.parquet"
-    arguments = (7, "os.fsync", case, users, output, {})
-    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
+    kill(case, users, output, 7)
     assert run_ranks(case, users, output, port)[1] == ["done", (NUM_USERS, 0, True)]
     assert output.read_bytes() == whole
 
@@ -648,7 +632,7 @@ def test_a_process_that_dies_is_told_of(tmp_path: Path, case: Case, users: Path,
     kind, message = run_ranks(case, users, output, port, dying=1)[0]
     assert kind == "RuntimeError"
     assert message.startswith("another process has ended before its rows were done")
-    assert sorted(part.name for part in folder_of(output).glob("part-*"))[1:3] == [
+    assert parts_of(output)[1:3] == [
         "part-00000002.parquet",
         "part-00000004.parquet",
     ]
