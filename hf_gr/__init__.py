@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .generation.configuration import GRGenerationConfig
     from .generation.torch.logits_process import ConstraintLogitsProcessor
     from .generation.torch.mixin import GRGenerationMixin
-    from .offline.evaluate import evaluate
-    from .offline.recommend import recommend
+    from .jobs.evaluate import evaluate
+    from .jobs.recommend import recommend
     from .serving.engine import Engine
     from .torch.draft_head import DraftHead
 
@@ -48,8 +48,8 @@ _HOMES = {
     "SemanticIds": "catalogue",
     "classify": "classification.classify",
     "enable": "generation.auto",
-    "evaluate": "offline.evaluate",
-    "recommend": "offline.recommend",
+    "evaluate": "jobs.evaluate",
+    "recommend": "jobs.recommend",
 }
 
 __all__ = [

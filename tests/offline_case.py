@@ -27,9 +27,9 @@ from typer.testing import CliRunner
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, recommend
 from hf_gr.commands import app as cli
-from hf_gr.offline.intervals import UserValues
-from hf_gr.offline.metrics import metric_names, user_metrics
-from hf_gr.offline.parts import Parts
+from hf_gr.jobs.intervals import UserValues
+from hf_gr.jobs.metrics import metric_names, user_metrics
+from hf_gr.jobs.parts import Parts
 from hf_gr.training import write_teacher_data
 
 

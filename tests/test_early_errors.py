@@ -89,7 +89,7 @@ def test_the_exit_code_says_whether_repeating_may_help(
         def fail(*_: Any, error: Exception = error, **__: Any) -> None:
             raise error
 
-        monkeypatch.setattr("hf_gr.offline.run.run_table", fail)
+        monkeypatch.setattr("hf_gr.jobs.run.run_table", fail)
         assert command("recommend", *flags).exit_code == code
 
 

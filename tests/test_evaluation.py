@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 from hf_gr import ConstraintIndex, evaluate
 from hf_gr.answering.requests import Request
 from hf_gr.commands import app as cli
-from hf_gr.offline import baselines as baselines_module
-from hf_gr.offline import measures, prompts
-from hf_gr.offline.baselines import FEW_REPEATS, ITEM_TO_ITEM, LATEST, POPULARITY, Histories, PairCounts
-from hf_gr.offline.intervals import FEWEST_USERS, UserValues, bootstrap
-from hf_gr.offline.metrics import metric_names
-from hf_gr.offline.results import Evaluation
-from hf_gr.offline.show import as_text
+from hf_gr.jobs import baselines as baselines_module
+from hf_gr.jobs import measures, prompts
+from hf_gr.jobs.baselines import FEW_REPEATS, ITEM_TO_ITEM, LATEST, POPULARITY, Histories, PairCounts
+from hf_gr.jobs.intervals import FEWEST_USERS, UserValues, bootstrap
+from hf_gr.jobs.metrics import metric_names
+from hf_gr.jobs.results import Evaluation
+from hf_gr.jobs.show import as_text
 
 NUM_USERS = 60
 OPTIONS: dict[str, Any] = {"history": "seen", "cutoffs": (1, 5), "num_beams": 6, "sampled_users": 0}
@@ -161,7 +161,7 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say() -> None:
 def test_large_tables_are_drawn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     values, counts = np.random.default_rng(0).random((50, 2)), np.full(50, 3)
     whole = np.array(bootstrap(values, counts, num_resamples=200, seed=0))
-    monkeypatch.setattr("hf_gr.offline.intervals.DRAWN_AT_ONCE", 130)
+    monkeypatch.setattr("hf_gr.jobs.intervals.DRAWN_AT_ONCE", 130)
     # Products of matrices of other shapes add in another order.
     np.testing.assert_allclose(bootstrap(values, counts, num_resamples=200, seed=0), whole, rtol=1e-12)
 
@@ -363,7 +363,7 @@ def test_targets_decide_metrics_and_no_list(
         lists.append([*original(*arguments, **options)])
         return iter(lists[-1])
 
-    monkeypatch.setattr("hf_gr.offline.evaluation.baseline_lists", kept)
+    monkeypatch.setattr("hf_gr.jobs.evaluation.baseline_lists", kept)
     for table in (users, write_users(tmp_path / "u.parquet", rows)):
         evaluate(case.model, table, constraint_index=case.index, **OPTIONS)
     assert lists[0] == lists[1]
@@ -509,7 +509,7 @@ def test_names_of_models_are_checked(users: Path, model: Any, index: Any, messag
 def test_a_later_model_that_is_none_is_refused_before_the_first_runs(
     case: Case, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_gr.offline.evaluation.make_job", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("hf_gr.jobs.evaluation.make_job", lambda *_: pytest.fail("a model was loaded"))
     for bad, message in ((tmp_path, "has no config.json"), ("no such/model/at all", "is no folder here")):
         with pytest.raises(ValueError, match=message):
             evaluate({"a": case.model, "b": bad}, users, constraint_index=case.index, **OPTIONS)

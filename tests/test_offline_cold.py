@@ -14,10 +14,10 @@ import pytest
 from offline_case import Case, command, make_case, make_users, options_of, read, run, write_users
 
 from hf_gr import ConstraintIndex, evaluate, recommend
-from hf_gr.offline.metrics import user_metrics
-from hf_gr.offline.prompts import PromptMaker
-from hf_gr.offline.run import Recommended
-from hf_gr.offline.users import UserColumns, Users
+from hf_gr.jobs.metrics import user_metrics
+from hf_gr.jobs.prompts import PromptMaker
+from hf_gr.jobs.run import Recommended
+from hf_gr.jobs.users import UserColumns, Users
 
 NUM_USERS = 40
 POPULAR = [999, 107, 100, 103, 998, 104, 105, 111, 112, 102, 101]  # 998 and 999 have left the catalogue
@@ -77,7 +77,7 @@ def test_what_is_unknown_is_dropped_and_the_rest_answers(case: Case, clean: Any,
 def test_a_planted_error_is_seen(
     case: Case, clean: Any, real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_gr.offline.prompts.first_allowed", lambda items, **how: list(items)[:6])
+    monkeypatch.setattr("hf_gr.jobs.prompts.first_allowed", lambda items, **how: list(items)[:6])
     with pytest.raises(AssertionError):
         test_what_is_unknown_is_dropped_and_the_rest_answers(case, clean, real, tmp_path)
 

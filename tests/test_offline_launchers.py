@@ -17,7 +17,7 @@ import psutil
 import pytest
 from offline_case import Case, make_case, make_users, options_of, run, write_users
 
-from hf_gr.offline.parts import folder_of
+from hf_gr.jobs.parts import folder_of
 
 PYTHON = [sys.executable, "-m"]
 # Accelerate has no flag for several processes on CPUs; ACCELERATE_USE_CPU keeps these from devices.
@@ -31,7 +31,7 @@ LAUNCHERS = {
 DYING = """
 import os, signal
 from hf_gr import cli
-from hf_gr.offline.parts import Parts
+from hf_gr.jobs.parts import Parts
 
 write, written = Parts.write, []
 

@@ -25,9 +25,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, recommend
 from hf_gr.generation.torch.fingerprints import fingerprint_model
-from hf_gr.offline import run as module
-from hf_gr.offline.job import Job
-from hf_gr.offline.parts import Parts, folder_of
+from hf_gr.jobs import run as module
+from hf_gr.jobs.job import Job
+from hf_gr.jobs.parts import Parts, folder_of
 
 NUM_USERS = 100  # 7 windows of 16, the last of 4
 TELLING = (1, 2, 3, 7, 14, 15, 16)  # of the moments of a kill: the first and last parts, and one between
@@ -529,8 +529,8 @@ MOMENTS = [pytest.param(call, "os.fsync", marks=[] if call in TELLING else pytes
 MOMENTS += [
     pytest.param(3, "hf_gr.tables.shards.pyarrow.parquet.write_table"),  # inside a part, which has no byte yet
     pytest.param(1, "hf_gr.tables.shards.pyarrow.parquet.ParquetWriter.write_table"),  # it has its first bytes
-    pytest.param(8, "hf_gr.offline.parts.pyarrow.parquet.ParquetWriter.write_table"),  # inside the merge
-    pytest.param(1, "hf_gr.offline.parts.shutil.rmtree"),  # the output is there, and so are the parts
+    pytest.param(8, "hf_gr.jobs.parts.pyarrow.parquet.ParquetWriter.write_table"),  # inside the merge
+    pytest.param(1, "hf_gr.jobs.parts.shutil.rmtree"),  # the output is there, and so are the parts
     pytest.param(5, "pathlib.Path.replace"),
 ]
 

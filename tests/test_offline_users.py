@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
 from hf_gr.answering.batching import make_batches
-from hf_gr.offline.columns import UserColumns
-from hf_gr.offline.prompts import PromptMaker
-from hf_gr.offline.users import Users
+from hf_gr.jobs.prompts import PromptMaker
+from hf_gr.jobs.settings import UserColumns
+from hf_gr.jobs.users import Users
 
 INDEX = ConstraintIndex.from_sequences([[5, 7, 2], [5, 8, 2], [6, 2]], item_ids=[10, 11, 12], eos_token_id=2)
 NAMED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])

@@ -31,8 +31,8 @@ from tqdm.auto import tqdm  # noqa: E402
 
 from hf_gr.catalogue import trie  # noqa: E402
 from hf_gr.classification.tables import read_texts  # noqa: E402
-from hf_gr.offline.columns import UserColumns  # noqa: E402
-from hf_gr.offline.users import Users  # noqa: E402
+from hf_gr.jobs.settings import UserColumns  # noqa: E402
+from hf_gr.jobs.users import Users  # noqa: E402
 from hf_gr.tables import cells, files, memory, sequences  # noqa: E402
 from hf_gr.tables import table as tables  # noqa: E402
 from hf_gr.tables.files import find_files  # noqa: E402
@@ -334,25 +334,25 @@ def test_a_list_of_items_in_a_file(tmp_path: Path, name: str, bom: bytes) -> Non
         text = json.dumps(ids) if name == "a.json" else "".join(json.dumps({"item_id": item}) + "\n" for item in ids)
     data = bom + text.encode()
     written(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
-    assert [int(item) for item in read_items("--fallback", tmp_path / name)] == ids
+    assert [int(item) for item in read_items("fallback", tmp_path / name)] == ids
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.csv", "id\n7\n", "a.csv has no column 'item_id', expected one of 'id': rename the column"),
-        ("a.csv", "n,item_id\n1,7\n2,\n", "--fallback '.*a.csv', row 1 has no item_id: drop the row"),
-        ("a.json", "{", "--fallback '.*a.json' cannot be read .*, expected item ids: check the file"),
+        ("a.csv", "n,item_id\n1,7\n2,\n", "fallback='.*a.csv', row 1 has no item_id: drop the row"),
+        ("a.json", "{", "fallback='.*a.json' cannot be read .*, expected item ids: check the file"),
         ("a.json", "{}", 'has a dict, expected a list such as \\["B01", "B02"\\]'),
         ("a.parquet", "nothing", "a.parquet cannot be read from row 0 on, expected complete parquet"),
-        ("a.txt", "item_id\n7\n", "--fallback '.*a.txt' begins with 'item_id', expected an id: .* has no header"),
+        ("a.txt", "item_id\n7\n", "fallback='.*a.txt' begins with 'item_id', expected an id: .* has no header"),
         ("a.txt", "\udcff", "cannot be read .*, expected item ids"),
     ],
 )
 def test_a_file_without_a_list_of_items(tmp_path: Path, name: str, text: str, message: str) -> None:
     written(tmp_path / name, text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=message):
-        read_items("--fallback", tmp_path / name)
+        read_items("fallback", tmp_path / name)
 
 
 def test_an_empty_part_file_is_no_error(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def main() -> None:
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
     # These need typer: `main` checks for it first.
-    from hf_gr.offline.evaluate import evaluate as of_evaluate
-    from hf_gr.offline.recommend import recommend as of_recommend
+    from hf_gr.jobs.evaluate import evaluate as of_evaluate
+    from hf_gr.jobs.recommend import recommend as of_recommend
 
     from . import classify, env, evaluate, index, recommend, serve
     from .options import command

@@ -95,7 +95,7 @@ def classify(
     """
     arguments, start = locals(), perf_counter()
     from hf_gr.classification.tables import read_texts, write_ranked
-    from hf_gr.offline.parts import check_output
+    from hf_gr.jobs.parts import check_output
 
     check_output(output, texts, argument="texts")  # before any long work
     if output.exists() and not overwrite:

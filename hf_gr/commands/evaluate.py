@@ -64,7 +64,7 @@ def evaluate(
 
     found = run(models, users, constraint_index=indexes, **given, **of_generate(drafting, option, given))
     if is_main():
-        from hf_gr.offline.show import WIDE, as_text
+        from hf_gr.jobs.show import WIDE, as_text
 
         if as_json:
             typer.echo(found.to_json())

@@ -18,7 +18,7 @@ from .failures import SKIPPED, is_main, quiet_libraries
 from .text import shown
 
 if TYPE_CHECKING:
-    from hf_gr.offline.run import Recommended
+    from hf_gr.jobs.run import Recommended
 
 
 def recommend(

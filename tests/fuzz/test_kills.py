@@ -18,7 +18,7 @@ import offline_case
 import pytest
 from savers import SAVERS, save_on
 
-from hf_gr.offline.parts import folder_of
+from hf_gr.jobs.parts import folder_of
 
 pytestmark = pytest.mark.slow
 

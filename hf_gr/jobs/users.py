@@ -9,7 +9,7 @@ from typing import Any
 from hf_gr.tables.files import Format, pa
 from hf_gr.tables.table import Table, is_text
 
-from .columns import UserColumns
+from .settings import UserColumns
 
 SKIPPING = "drop the row, or skip such rows with on_error='skip'"
 

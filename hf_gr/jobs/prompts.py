@@ -19,7 +19,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import read_list
 from hf_gr.tables.table import Rows
 
-from .columns import UserColumns
+from .settings import UserColumns
 from .users import SKIPPING
 
 A_KNOWN_ITEM, ANSWERED = "an item of the catalogue", "or answer it with fallback="

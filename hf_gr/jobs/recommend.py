@@ -130,7 +130,7 @@ def recommend(
 
     Raises:
         ValueError: before any work, for invalid arguments or columns; later for a row that cannot be answered (with
-            its number, from 0 through all files) or a damaged file. What is finished is kept.
+            its file, and its number from 0 there) or a damaged file. What is finished is kept.
         OSError: the disk is full; what is finished is kept.
         RuntimeError: another process died or failed.
 
