@@ -23,7 +23,7 @@ import hf_gr
 from hf_gr import ConstraintIndex, Engine, classify, enable
 from hf_gr.answering import recommender
 from hf_gr.core import auto
-from hf_gr.serving import warm_up
+from hf_gr.serving import costs
 from hf_gr.serving.answers import BrokenAnswer, Closed, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
@@ -43,8 +43,8 @@ RULES = {"even": IDS[::2], "few": IDS[:3]}
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual one takes a second."""
-    monkeypatch.setattr(warm_up, "SHAPES", ((1, 4), (4, 9)))
-    monkeypatch.setattr(warm_up, "ROUNDS", 2)
+    monkeypatch.setattr(costs, "SHAPES", ((1, 4), (4, 9)))
+    monkeypatch.setattr(costs, "ROUNDS", 2)
 
 
 class Log(Observer):
@@ -528,10 +528,10 @@ def test_the_checkpoints_beams_are_the_default_of_tables_and_servers(
 def test_costs_are_fitted_and_never_negative() -> None:
     assert Costs.fit([100, 200, 400], [0.3, 0.5, 0.9]) == Costs(0.1, 0.002)
     for tokens, seconds in (([100, 200], [0.5, 0.4]), ([100, 400], [0.1, 0.9]), ([100, 100], [0.1, 0.1])):
-        costs = Costs.fit(tokens, seconds)
-        assert costs.fixed >= 0.0
-        assert costs.token > 0.0
-        assert 128 <= costs.token_budget <= 65_536
+        found = Costs.fit(tokens, seconds)
+        assert found.fixed >= 0.0
+        assert found.token > 0.0
+        assert 128 <= found.token_budget <= 65_536
 
 
 @in_loop

@@ -13,6 +13,8 @@ from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import read_integer
 
+from .requests import split_items
+
 
 def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") -> list[Any]:
     """Distinct items, in order, as ids of the catalogue's kind: integers may be texts, as they are in CSV.
@@ -50,20 +52,17 @@ def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[A
         ValueError: as `read_fallback`; or no item is left.
     """
     listed = read_fallback(items, index.snapshot, name="remove_items")
-    is_there = index.has_items(listed) if listed else []
-    if sum(is_there) == index.num_items:
+    removed, missing = split_items(listed, index)
+    if len(removed) == index.num_items:
         raise ValueError(f"remove_items= has all {index.num_items:,} items of the catalogue, expected some to stay")
-    removed = [item for item, there in zip(listed, is_there, strict=True) if there]
     if removed:
         index.remove(removed)
-    return removed, [item for item, there in zip(listed, is_there, strict=True) if not there]
+    return removed, missing
 
 
 def missing_from(fallback: Any, index: ConstraintIndex) -> list[Any]:
     """A fallback's items that the catalogue does not have; none without a fallback."""
-    items = [] if fallback is None else read_fallback(fallback, index.snapshot)
-    flags = index.has_items(items) if items else ()
-    return [item for item, there in zip(items, flags, strict=True) if not there]
+    return [] if fallback is None else split_items(read_fallback(fallback, index.snapshot), index)[1]
 
 
 def living_fallback(fallback: Any, index: ConstraintIndex) -> list[Any] | None:
@@ -75,7 +74,7 @@ def living_fallback(fallback: Any, index: ConstraintIndex) -> list[Any] | None:
     if fallback is None:
         return None
     items = read_fallback(fallback, index.snapshot)
-    living = [item for item, lives in zip(items, index.has_items(items), strict=True) if lives]
+    living, _ = split_items(items, index)
     if not living:
         more = ", ..." if len(items) > 3 else ""
         raise ValueError(

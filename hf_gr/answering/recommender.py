@@ -23,7 +23,7 @@ from hf_gr.generation.seeds import row_seeds
 from .backends import Backend, backend_of
 from .fallback import first_allowed
 from .loading import prompt_room
-from .requests import Request, item_list, join_tokens, latest_that_fit, shown, tokens_of_items
+from .requests import Request, item_list, join_tokens, latest_that_fit, shown, split_items, tokens_of_items
 
 if TYPE_CHECKING:
     from .prefix_cache import PrefixCache
@@ -183,12 +183,10 @@ class Recommender:
         """The items of a filter, and those that the catalogue does not have."""
         if items is None:
             return None, ()
-        listed = item_list(items, "filter", self.index.snapshot)
-        is_there = self.index.has_items(listed).tolist() if listed else []
-        unknown = tuple(item for item, there in zip(listed, is_there, strict=True) if not there)
+        known, unknown = split_items(item_list(items, "filter", self.index.snapshot), self.index)
         if unknown and self.unknown_items == "refuse":
             raise ValueError(f"filter has {shown(unknown[0])}, expected items of the catalogue: remove it")
-        return tuple(item for item, there in zip(listed, is_there, strict=True) if there), unknown
+        return tuple(known), tuple(unknown)
 
     def _read_history(self, history: Any) -> tuple[list[int], tuple[Any, ...], int]:
         """The prompt of a history, items that the catalogue never had, and how many are cut from the left."""
@@ -237,9 +235,8 @@ class Recommender:
     def fallback_items(self, request: Request) -> list[Any]:
         """What answers a request without a prompt: the first living items of the fallback that it allows."""
         index = self.index if request.rule is None else self.rules[request.rule]
-        living = zip(self.fallback or (), index.has_items(self.fallback or ()), strict=True)
+        items, _ = split_items(self.fallback or (), index)
         allowed = None if request.allowed is None else set(request.allowed)
-        items = (item for item, lives in living if lives)
         most = request.num_results or self.num_results
         return first_allowed(items, exclude=set(request.exclude), allowed=allowed, at_most=most)
 
@@ -346,8 +343,7 @@ class Recommender:
         view = self._views.pop(key, None)  # each step is atomic: threads share this object
         if view is None:
             # What the rule rules out, or what has left the catalogue since, need not be named again.
-            living = zip(key[1:], whole.has_items(key[1:]), strict=True)
-            view = whole.where([item for item, lives in living if lives])
+            view = whole.where(split_items(key[1:], whole)[0])
         self._views[key] = view
         if len(self._views) > MOST_VIEWS:
             self._views.popitem(last=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
@@ -92,6 +93,13 @@ def item_list(items: Any, name: str, snapshot: Snapshot) -> list[Any]:
             kind = "strings" if snapshot.are_strings else "integers"
             raise ValueError(f"{name} has {shown(item)}, expected {kind} as the catalogue's item ids are")
     return listed
+
+
+def split_items(items: Sequence[Any], index: ConstraintIndex) -> tuple[list[Any], list[Any]]:
+    """The items that a catalogue has, and those that it does not have, in order."""
+    flags = index.has_items(items).tolist() if len(items) else []
+    pairs = list(zip(items, flags, strict=True))
+    return [item for item, there in pairs if there], [item for item, there in pairs if not there]
 
 
 def shown(value: Any) -> str:

@@ -28,28 +28,17 @@ from .observer import Batch, Observer
 
 PACE = 0.2  # weight of the last batch in what is known of the machine's pace
 SLOWEST_PACE, FASTEST_PACE = 100.0, 0.05
-CHOICE = (
-    2.0  # budgets of tokens with the earliest deadlines, among which a batch is chosen: more would pass over others
-)
+CHOICE = 2.0  # budgets of tokens with the earliest deadlines, among which a batch is chosen
 
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way.
-
-    Attributes:
-        request: what `run` reads.
-        kind: jobs of one kind can be computed together.
-        length: tokens of its prompt that must be computed.
-        tokens_ahead: that are generated for it.
-        deadline: by the event loop's clock.
-        arrived: by the same.
-    """
+    """A request on its way. Jobs of one kind can be computed together; times are by the event loop's clock."""
 
     request: Any
     kind: Hashable
-    length: int
-    tokens_ahead: int
+    length: int  # tokens of its prompt that must be computed
+    tokens_ahead: int  # that are generated for it
     deadline: float
     arrived: float
     future: asyncio.Future[Done] = field(init=False, repr=False)
@@ -80,13 +69,10 @@ class Batcher:
 
     Args:
         run: computes the jobs of a batch, in a thread of `pool`. If it raises, its jobs are computed one by one.
-        pool: has a thread for each worker.
-        workers: batches that are computed at the same time.
-        costs: of a batch.
+        pool: has a thread for each of the `workers`.
         token_budget: of a batch; a single job may need more, and is a batch of its own.
         max_batch: the most jobs of one.
         max_queue: the most jobs that wait.
-        observer: hears of it.
     """
 
     def __init__(

@@ -1,23 +1,35 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch costs, and how large it should be. Knows neither requests nor models.
+"""What a batch costs, and how large it should be, measured before the first request. Knows no queue.
 
 A batch takes `fixed + token * tokens` seconds, where padding and beams are tokens, too (`num_batch_tokens` of
-`hf_gr.answering.batching`). On two CPU cores that has a median error of 3%. Both are fitted while a server warms up.
+`hf_gr.answering.batching`). On two CPU cores that has a median error of 3%.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+
+from hf_gr.answering.batching import num_batch_tokens
+from hf_gr.answering.recommender import Recommender
+from hf_gr.answering.requests import Request, join_tokens, tokens_of_items
+from hf_gr.catalogue import ConstraintIndex
+
+from .workers import Workers
 
 # A batch is full when its tokens take so many times its fixed cost. With 25.7 M parameters, 2 workers, that is 0.6 s;
 # 5.5 times, 1.4 s, answered 6% more requests when there was no end of them.
 FULL = 2.5
 FEWEST_TOKENS, MOST_TOKENS = 128, 65_536
 LEAST_SECONDS = 1e-9  # of a token, where times say nothing
+SHAPES = ((1, 16), (1, 128), (4, 32), (4, 128))  # prompts, and the tokens of each
+ROUNDS = 3  # the first one warms up
+PATIENCE = 30.0  # seconds; a slow model has fewer rounds
 
 
 @dataclass(frozen=True)
@@ -52,3 +64,49 @@ class Costs:
     def token_budget(self) -> int:
         """The tokens of a full batch."""
         return int(np.clip(FULL * self.fixed / self.token, FEWEST_TOKENS, MOST_TOKENS))
+
+
+def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
+    """What batches cost while all workers compute, with the recommender's usual number of beams."""
+    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
+    shapes = list(dict.fromkeys((rows, min(length, recommender.room or length)) for rows, length in SHAPES))
+    times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    tokens = _tokens(recommender.index, max(length for _, length in shapes))
+    for number in range(ROUNDS):
+        for rows, length in shapes:
+            batch = [Request(row, np.roll(tokens, row)[:length].tolist()) for row in range(rows)]
+
+            def compute(batch: Sequence[Request] = batch) -> float:
+                start = time.perf_counter()
+                recommender.answer(batch)
+                return time.perf_counter() - start
+
+            took = workers.run_on_all(workers.on_stream(compute))
+            if number or time.perf_counter() - began > PATIENCE:
+                times[rows, length].append(float(np.mean(took)))
+        if number and time.perf_counter() - began > PATIENCE:
+            break
+    known = {shape: float(np.median(seconds)) for shape, seconds in times.items() if seconds}
+    return Costs.fit([num_batch_tokens(*shape, ahead) for shape in known], list(known.values()))
+
+
+def settle(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:
+    """For `drafting="auto"`: answer batches of every size, so that its forwards are timed before the first request."""
+    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
+    length = min(SHAPES[0][1], recommender.room or SHAPES[0][1])
+    tokens = _tokens(recommender.index, length)
+    most = min(max_batch, max(costs.token_budget // num_batch_tokens(1, length, ahead), 1))
+    for size in (1 << power for power in range(most.bit_length())):  # sizes within a factor of two are one kind
+        if time.perf_counter() - began > PATIENCE:
+            break
+        batch = [Request(row, np.roll(tokens, row).tolist()) for row in range(size)]
+        workers.submit(workers.on_stream(recommender.answer), batch).result()
+
+
+def _tokens(index: ConstraintIndex, count: int) -> npt.NDArray[np.int64]:
+    """A history of items of the catalogue, cut to so many tokens; of any token if it is empty, as updates leave it."""
+    if not index.num_items:
+        return np.zeros(count, dtype=np.int64)
+    every = index.item_ids
+    items = [every[int(place)] for place in np.random.default_rng(0).integers(0, index.num_items, size=count)]
+    return np.array(join_tokens(items, tokens_of_items(index.snapshot, items)))[:count]

@@ -35,9 +35,8 @@ from hf_gr.generation.torch.models import embeddings_of
 from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
 from .batcher import Batcher, Computed, Done, Job
 from .catalogues import Edition, LiveCatalogue
-from .costs import Costs
+from .costs import Costs, fit_costs, settle
 from .observer import Observer, Observers, Outcome
-from .warm_up import fit_costs, settle
 from .workers import Workers
 
 CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
