@@ -38,7 +38,7 @@ TIMEOUT = 300  # seconds for the tests of one
 
 @dataclass(frozen=True)
 class Mutant:
-    """An error, and the files of tests that must be red for it."""
+    """An error, and the files of tests that must be red for it, perhaps with `-k`."""
 
     area: str
     name: str
@@ -96,7 +96,7 @@ def run(mutant: Mutant, checkout: Path) -> str:
     """What is wrong: nothing, if the tests are red."""
     try:
         with mutant.planted(checkout / "hf_gr"):
-            files = [f"tests/{name}" for name in mutant.tests]
+            files = [f"tests/{one}" if one.endswith(".py") else one for one in mutant.tests]
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *files]
             done = subprocess.run(
                 command, cwd=checkout, env=_environment(checkout), capture_output=True, text=True, timeout=TIMEOUT
@@ -175,7 +175,11 @@ def missing(mutants: Sequence[Mutant]) -> list[str]:
             mutant.place(ROOT / "hf_gr")
         except LookupError as error:
             found.append(str(error))
-        found += [f"{mutant.label}: no {name}" for name in mutant.tests if not (ROOT / "tests" / name).exists()]
+        found += [
+            f"{mutant.label}: no {name}"
+            for name in mutant.tests
+            if name.endswith(".py") and not (ROOT / "tests" / name).exists()
+        ]
     return found
 
 
