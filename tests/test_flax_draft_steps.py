@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -311,33 +310,3 @@ def test_rows_without_candidates_stay_without() -> None:
     given = {"uniform": jnp.full((2, 3, 4), 0.5), "gumbel": jnp.zeros((2, 3, 4))}
     drawn = Drawn(zeros - 1, zeros, zeros, nothing)
     assert (relaxed_places(candidates, nothing, drawn, None, num_kept=5, ops=ops, **given) == 12).all()
-
-
-def _alone(legal: Any, catalogue: Any, *, depth: int) -> Any:
-    """As if only nodes without children had some."""
-    return legal.legal & (legal.tokens % 2 == 0)
-
-
-@pytest.mark.parametrize(
-    ("home", "name", "wrong", "kind"),
-    [
-        (torch_drafters, "DRAFTS", PASSES, "samples"),
-        (drafters, "open_children", _alone, "beams"),
-        (drafters, "open_children", _alone, "sampled paths"),
-    ],
-    ids=["stream", "beams", "sampled paths"],
-)
-def test_a_planted_error_is_seen(home: Any, name: str, wrong: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, name, wrong)
-    fresh = jax.jit(partial(_step), static_argnames=("level", "kind"))
-    also = jax.jit(partial(_verified), static_argnames="level")
-
-    def check_some() -> None:
-        for seed in range(10):
-            if kind == "samples":
-                check_samples(seed, ragged=False, step=fresh, verified=also)
-            else:
-                check_best(seed, kind, ragged=False, step=fresh)
-
-    with pytest.raises(AssertionError):
-        check_some()

@@ -179,28 +179,6 @@ def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> Non
 child_range = jax.jit(lambda nodes, trie: trie.child_range(nodes, level=1))
 
 
-@pytest.mark.parametrize(
-    ("home", "name", "spoil"),
-    [
-        (DeviceTrie, "child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
-        (DeviceTrie, "child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
-        (transition, "_are_alive", lambda bits: bits | -1),
-        (transition, "_words_at", jnp.zeros_like),
-        (transition.DeviceCatalogue, "is_leaf", lambda leaf: ~leaf),
-    ],
-)
-def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = ConstraintIndex.from_sequences([[1, 2], [1, 3, 4], [2], [3, 3, 3]], eos_token_id=0)
-    index.add([[1, 2, 5], [3, 3, 4], [4]], [10, 11, 12])
-    index.remove([1])
-    rules = combine_rules([index.where([0, 2, 3, 10, 11, 12]).snapshot], [[2, 12]])
-    right = getattr(home, name)
-    monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
-    fresh = jax.jit(lambda *args: _step(*args), static_argnums=2)
-    with pytest.raises((AssertionError, IndexError)):
-        check(rules, num_rows=1, eos=0, step=fresh)
-
-
 def test_what_is_on_the_device_is_moved_once_and_shared_by_views() -> None:
     index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
     view = index.where([True, False])

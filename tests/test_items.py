@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import bits as bits_module
 from hf_gr.catalogue import item_ids as item_ids_module
-from hf_gr.catalogue import items as items_module
 from hf_gr.catalogue import pieces
 from hf_gr.catalogue.bits import clear, count, ones, pack, unpack
 from hf_gr.catalogue.fanout import Fanout, spans
@@ -152,30 +151,6 @@ def test_spans_are_all_numbers_of_all_ranges(ranges: list[tuple[int, int]]) -> N
     first = np.array([start for start, _ in ranges], dtype=np.int64)
     size = np.array([size for _, size in ranges], dtype=np.int64)
     assert spans(first, first + size).tolist() == [n for start, size in ranges for n in range(start, start + size)]
-
-
-@pytest.mark.parametrize(
-    ("name", "planted"),
-    [
-        ("parents", lambda self, children: np.asarray(children, dtype=np.int64)),
-        ("ranges", lambda self, parents: (np.asarray(parents, np.int64), np.asarray(parents, np.int64) + 1)),
-        ("childless", lambda self: np.zeros(0, np.int64)),
-        ("first_children", lambda self: np.ones(self.num_children, dtype=bool)),
-        (
-            "any_child",
-            lambda self, flags: flags[np.minimum(self.ranges(np.arange(self.num_parents))[0], len(flags) - 1)],
-        ),
-    ],
-)
-@pytest.mark.parametrize("form", [dense, sparse])
-def test_a_planted_error_in_a_fanout_is_seen(
-    form: Any, name: str, planted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts, flags = [1, 0, 1, 1, 3, 1, 1], [False, True] * 4
-    check_fanout(form(counts), counts, flags)
-    monkeypatch.setattr(Fanout, name, planted)
-    with pytest.raises((AssertionError, ValueError, IndexError)):
-        check_fanout(form(counts), counts, flags)
 
 
 # Bits
@@ -330,24 +305,6 @@ def test_levels_without_branches_share_their_bits() -> None:
     assert alive.nbytes == 13 + 13
 
 
-@pytest.mark.parametrize(
-    ("home", "name", "planted"),
-    [
-        (Fanout, "any_child", lambda self, flags: np.ones(self.num_parents, dtype=bool)),
-        (items_module, "count", lambda bits, first, last: np.zeros(len(first), dtype=np.int64)),
-        (items_module, "count", lambda bits, first, last: last - first),
-        (items_module, "clear", lambda bits, places: bits),
-        (items_module, "pack", lambda flags: np.packbits(flags)),
-    ],
-)
-def test_a_planted_error_in_liveness_is_seen(
-    home: Any, name: str, planted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(home, name, planted)
-    with pytest.raises((AssertionError, IndexError)):
-        check_liveness(NARROW, set(range(0, 42, 2)), set(range(0, 42, 4)))
-
-
 # What one request must not see
 
 
@@ -397,25 +354,6 @@ def test_nothing_and_everything_hidden() -> None:
         check_dead_nodes(NARROW, living, [set(), everything, {5}, everything - {5}])
         check_dead_nodes(NARROW, living, [set()])
 
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        pytest.param(lambda found: ((found[0][0][:0], found[0][1][:0]), *found[1:]), id="first level lost"),
-        pytest.param(lambda found: (*found[1:], found[0]), id="levels turned"),
-        pytest.param(lambda found: tuple((rows, nodes + 1) for rows, nodes in found), id="next node"),
-        pytest.param(lambda found: tuple((rows * 0, nodes) for rows, nodes in found), id="first row"),
-    ],
-)
-def test_a_planted_error_in_what_is_hidden_is_seen(planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    excluded = [{1, 2, 3}, set(range(20, 30)), {20}]
-    check_dead_nodes(NARROW, None, excluded)
-    monkeypatch.setitem(globals(), "dead_nodes", lambda *arguments: planted(right_dead_nodes(*arguments)))
-    with pytest.raises(AssertionError):
-        check_dead_nodes(NARROW, None, excluded)
-
-
-right_dead_nodes = dead_nodes
 
 # Item ids
 
@@ -535,19 +473,3 @@ def test_ids_of_another_kind_are_not_found() -> None:
     integers = ConstraintIndex.from_sequences(rows, item_ids=[4, 3]).snapshot.items
     for items, ids in ((strings, np.array([0, 1])), (integers, ["4", "3"])):
         assert [array.tolist() for array in items.find(ids)] == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("name", "planted"),
-    [
-        ("_text", lambda self, item: "ham"),
-        ("_search", lambda self, hashes: (np.full(len(hashes), 1), np.full(len(hashes), len(self)))),
-        ("_hashes", lambda self, items: np.asarray(items, dtype=np.int64)),
-    ],
-)
-def test_a_planted_error_in_item_ids_is_seen(name: str, planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = ["b", "ham", "a", "ham"]
-    check_find(ItemIds.pack(ids), ids, ids)
-    monkeypatch.setattr(ItemIds, name, planted)
-    with pytest.raises(AssertionError):
-        check_find(ItemIds.pack(ids), ids, [*ids, "c"])
