@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,7 +133,7 @@ def _dispatch(name: str, backend: str, taken: tuple[str, ...], args: tuple[Any, 
                 raise
             say_once(
                 "backend='auto' loads PyTorch, though JAX has a TPU, which PyTorch does not use: "
-                f"{_REMEDY.sub('', str(error))}. Pass backend='torch' to choose this, or backend='flax' to be refused"
+                f"{error}. Pass backend='torch' to choose this, or backend='flax' to be refused"
             )
     return getattr(_backend("torch"), name)(*args, **kwargs)
 
@@ -162,7 +161,6 @@ def _refuse_only_torchs(args: tuple[Any, ...], given: dict[str, Any], taken: tup
         raise _OnlyTorchs(f"{'; '.join(found)}; or use backend='torch'")
 
 
-_REMEDY = re.compile(r"(; or|[:;]) use backend='torch'$")
 _OF_LOADING = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
 _OF_CONFIG = ("dtype", "rngs")
 _INSTEAD = {  # of options that only PyTorch's side takes
