@@ -41,7 +41,7 @@ def main(readme: Path, extras: str) -> None:
 
     if not extras:
         try:
-            _ = hf_gr.recommend
+            hf_gr.recommend("me/recommender", [["B01"]])
         except ImportError as error:
             expect(str(error), 'pip install "hf-gr[tables]"')
         else:
