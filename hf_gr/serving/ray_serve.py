@@ -83,22 +83,22 @@ class Recommender:
     """A replica: a model with its engine and its application, which ends the engine when Ray ends it."""
 
     async def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.engine, self.app = await asyncio.to_thread(load, fields)
+        self._engine, self._app = await asyncio.to_thread(load, fields)
         # Its own thread: a replica that tells the others of an update waits for itself, too.
         self._refreshing = ThreadPoolExecutor(1, thread_name_prefix="hf_gr-refresh")
         if fields.get("updates") is not None:
-            self.engine.catalogue.on_change = _tell
-            self.engine.catalogue.follow(FOLLOW_SECONDS)
-        await self.engine.start()
+            self._engine.catalogue.on_change = _tell
+            self._engine.catalogue.follow(FOLLOW_SECONDS)
+        await self._engine.start()
 
     async def refresh(self) -> int:
         """Make the updates that are in the log, when another replica asks; the version."""
         loop = asyncio.get_running_loop()
-        return (await loop.run_in_executor(self._refreshing, self.engine.catalogue.refresh)).version
+        return (await loop.run_in_executor(self._refreshing, self._engine.catalogue.refresh)).version
 
     def __serve_build_asgi_app__(self) -> Any:
         """The application."""
-        return self.app
+        return self._app
 
 
 def load(fields: Mapping[str, Any]) -> tuple[Engine, Any]:
