@@ -28,6 +28,7 @@ from hf_gr.serving.answers import BrokenAnswer, Closed, Overloaded, Recommendati
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
 from hf_gr.serving.observer import Batch, Observer
+from hf_gr.torch.graphs import Captured
 
 TOLERANCE = 1e-4  # of scores in another batch: fp32, other padding
 NUM_ITEMS = 60
@@ -440,6 +441,22 @@ async def test_auto_is_settled_while_warming_up(monkeypatch: pytest.MonkeyPatch)
         assert {kind[-2] for kind in known} >= {1, 3}  # bits of the rows of a batch
         monkeypatch.setattr(auto, "time", None)  # no clock is read again
         same(await engine.recommend(history=["B00"]), expected(model, INDEX, tokens_of(["B00"])))
+
+
+@in_loop
+async def test_calls_are_captured_while_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, replayed, replay = enable(build("qwen3")), [], Captured.replay
+    monkeypatch.setattr(Captured, "replay", lambda *args: replayed.append(args) or replay(*args))
+    options: dict[str, Any] = {"num_beams": 8, "num_results": 5, "max_batch": 2}
+    exclude = ["B00", "B01"]
+    async with Engine(model, INDEX, cache_implementation="static", **options) as engine:
+        replayed.clear()
+        found = await engine.recommend(history=["B00"]), await engine.recommend(history=["B00"], exclude=exclude)
+        assert len(replayed) == 2
+    async with Engine(model, INDEX, **options) as engine:
+        wanted = await engine.recommend(history=["B00"]), await engine.recommend(history=["B00"], exclude=exclude)
+    for one, other in zip(found, wanted, strict=True):
+        same(one, (other.items, other.scores))
 
 
 @in_loop

@@ -9,8 +9,9 @@ A batch takes `fixed + token * tokens` seconds, where padding and beams are toke
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ FULL = 2.5
 FEWEST_TOKENS, MOST_TOKENS = 128, 65_536
 LEAST_SECONDS = 1e-9  # of a token, where times say nothing
 SHAPES = ((1, 16), (1, 128), (4, 32), (4, 128))  # prompts, and the tokens of each
+CAPTURED = (16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)  # tokens of prompts: each has a program of its own
 ROUNDS = 3  # the first one warms up
 PATIENCE = 30.0  # seconds; a slow model has fewer rounds
 
@@ -92,21 +94,71 @@ def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
 
 def settle(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:
     """For `drafting="auto"`: answer batches of every size, so that its forwards are timed before the first request."""
-    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
     length = min(SHAPES[0][1], recommender.room or SHAPES[0][1])
     tokens = _tokens(recommender.index, length)
+
+    def answer(size: int) -> None:
+        recommender.answer([Request(row, np.roll(tokens, row).tolist()) for row in range(size)])
+
+    _with_every_size(answer, recommender, workers, costs, length=length, max_batch=max_batch)
+
+
+def capture(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:
+    """For `cache_implementation="static"`: capture batches of 1, 2, 4, ... requests that exclude their histories.
+
+    The arguments are those of `settle`. Other batches, and longer prompts, are decoded without a graph.
+    """
+    room = recommender.room or CAPTURED[-1]
+    lengths = [length for length in CAPTURED if length <= room] or [room]
+    exclude = _items(recommender.index, lengths[-1] // recommender.index.max_length)
+    options: dict[str, Any] = {**recommender.options, "num_return_sequences": recommender.num_results}
+    options.pop("cache_implementation", None)
+
+    def warm_up(size: int) -> None:
+        recommender.model.warm_up(
+            recommender.index,
+            batch_sizes=size,
+            prompt_lengths=lengths,
+            num_beams=recommender.num_beams,
+            exclude_items=[exclude] * size,
+            return_dict_in_generate=True,
+            output_scores=True,
+            _step_scores=False,
+            **options,
+        )
+
+    _with_every_size(warm_up, recommender, workers, costs, length=lengths[-1], max_batch=max_batch)
+
+
+def _with_every_size(
+    run: Callable[[int], None],
+    recommender: Recommender,
+    workers: Workers,
+    costs: Costs,
+    *,
+    length: int,
+    max_batch: int,
+) -> None:
+    """Run by a worker with batch sizes of 1, 2, 4, ... that fit the budget, for as long as there is patience."""
+    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
     most = min(max_batch, max(costs.token_budget // num_batch_tokens(1, length, ahead), 1))
     for size in (1 << power for power in range(most.bit_length())):  # sizes within a factor of two are one kind
         if time.perf_counter() - began > PATIENCE:
             break
-        batch = [Request(row, np.roll(tokens, row).tolist()) for row in range(size)]
-        workers.submit(workers.on_stream(recommender.answer), batch).result()
+        workers.submit(workers.on_stream(run), size).result()
+
+
+def _items(index: ConstraintIndex, count: int) -> list[Any]:
+    """Some items of the catalogue; none if it is empty, as updates leave it."""
+    if not index.num_items:
+        return []
+    every, places = index.item_ids, np.random.default_rng(0).integers(0, index.num_items, size=count)
+    return [every[int(place)] for place in places]
 
 
 def _tokens(index: ConstraintIndex, count: int) -> npt.NDArray[np.int64]:
-    """A history of items of the catalogue, cut to so many tokens; of any token if it is empty, as updates leave it."""
-    if not index.num_items:
+    """A history of items of the catalogue, cut to so many tokens; of any token if it is empty."""
+    items = _items(index, count)
+    if not items:
         return np.zeros(count, dtype=np.int64)
-    every = index.item_ids
-    items = [every[int(place)] for place in np.random.default_rng(0).integers(0, index.num_items, size=count)]
     return np.array(join_tokens(items, tokens_of_items(index.snapshot, items)))[:count]

@@ -35,7 +35,7 @@ from hf_gr.generation.torch.models import embeddings_of
 from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
 from .batcher import Batcher, Computed, Done, Job
 from .catalogues import Edition, LiveCatalogue
-from .costs import Costs, fit_costs, settle
+from .costs import Costs, capture, fit_costs, settle
 from .observer import Observer, Observers, Outcome
 from .workers import Workers
 
@@ -380,6 +380,9 @@ class Engine:
         costs = fit_costs(recommender, self._workers)
         if whole.option("drafting") == "auto":
             settle(recommender, self._workers, costs, max_batch=self._limits["max_batch"])
+        if whole.option("cache_implementation") == "static":
+            default = replace(whole, num_beams=useful_beams(whole.num_beams, edition.index, whole.num_results))
+            capture(default, self._workers, costs, max_batch=self._limits["max_batch"])
         cache = prefix_cache(whole.model, num_bytes=self._key_cache_bytes)
         self._recommender = replace(self._recommender, prefix_cache=cache)
         self._served = edition, self._recommender.with_catalogue(edition.index, edition.rules)
