@@ -21,6 +21,7 @@ from hf_gr.torch import transition
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.drafters import Assistant
 from hf_gr.torch.noise import Noise
+from hf_gr.torch.scorers import Depth
 from hf_gr.torch.transition import DeviceCatalogue
 from hf_gr.torch.tree import Nodes
 
@@ -49,6 +50,7 @@ class TableModel:
         self.num_rows = num_rows
         self.takes_prompt = takes_prompt
         self.scored: list[list[int]] = []  # of every forward: the nodes of its levels
+        self.deepest = 0  # tokens from the prompt to any node, padding included
         self.work = 0  # nodes of all rows and forwards, padding included
 
     def __call__(self) -> TableScorer:
@@ -74,20 +76,22 @@ class TableScorer:
             self.depths = torch.cat([root[1], self.depths], dim=1)
         return [self.logits[0], *scored]
 
-    def score(self, levels: Sequence[Nodes], *, depth: int | Sequence[int]) -> list[torch.Tensor]:
+    def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[torch.Tensor]:
         self.num_forwards += 1
         return self._score(levels, depth)
 
-    def _score(self, levels: Sequence[Nodes], depth: int | Sequence[int]) -> list[torch.Tensor]:
+    def _score(self, levels: Sequence[Nodes], depth: Depth) -> list[torch.Tensor]:
         self.model.scored.append([nodes.tokens.shape[1] for nodes in levels])
         self.model.work += sum(nodes.tokens.numel() for nodes in levels)
-        wanted = torch.tensor([depth] * len(self.prefixes) if isinstance(depth, int) else list(depth))
+        alike = isinstance(depth, int)
+        wanted = torch.tensor([range(depth, depth + len(levels))] * len(self.prefixes) if alike else depth)
+        self.model.deepest = max(self.model.deepest, int(wanted.max()))
         above, prefixes, found = (self.prefixes, self.depths), [], []
         for number, nodes in enumerate(levels):
             assert nodes.tokens.shape[0] == len(wanted)
             parent, depths = (values.gather(1, nodes.parents) for values in above)
             # A node whose parent is not of the level above is padding, or an error: its logits are not numbers.
-            is_below = depths + 1 == (wanted + number)[:, None]
+            is_below = depths + 1 == wanted[:, number, None]
             above = (parent * VOCABULARY + nodes.tokens, torch.where(is_below, depths + 1, -1))
             prefixes.append(above)
             found.append(self._look_up(*above))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -21,8 +22,8 @@ from .transfers import to_device
 from .tree import Nodes, Tree, prompt_attention
 from .visibility import Visibility
 
-# Tokens from the prompt to the nodes of a first level, themselves included: one number, or one for every row.
-Depth = int | Sequence[int]
+# Tokens from the prompt to the nodes of a first level, themselves included; or for every row, to those of each level.
+Depth = int | Sequence[Sequence[int]]
 
 
 @runtime_checkable
@@ -174,18 +175,16 @@ class TreeScorer:
     ) -> tuple[Int[Tensor, "batch nodes"], Tree, Int[Tensor, "#batch nodes"]]:
         """Grow the tree by levels: tokens of the new nodes, their tree, and tokens from the prompt to each."""
         tokens = _joined([nodes.tokens for nodes in levels], dim=1)
-        sizes = [nodes.tokens.shape[1] for nodes in levels]
         is_level = isinstance(depth, int)
-        least, deepest = (depth, depth) if isinstance(depth, int) else (0, max(depth))
-        below = [torch.full((1, size), least + number, device=tokens.device) for number, size in enumerate(sizes)]
-        depths = _joined(below, dim=1)
-        if not isinstance(depth, int):
-            depths = to_device(depth, tokens.device)[:, None] + depths
-        grown = [self.tree]
-        for number, nodes in enumerate(levels):
-            grown.append(grown[-1].grow(nodes.parents, depth=deepest + number, is_level=is_level))
+        by_level = range(depth, depth + len(levels)) if isinstance(depth, int) else np.array(depth).T
+        depths, grown = [], [self.tree]
+        for nodes, of in zip(levels, by_level, strict=True):
+            size, device = nodes.tokens.shape[1], tokens.device
+            own = torch.full((1, 1), of, device=device) if is_level else to_device(of, device)[:, None]
+            depths.append(own.expand(-1, size))
+            grown.append(grown[-1].grow(nodes.parents, depth=int(np.max(of)), is_level=is_level))
         self.tree = Tree.joined(grown[1:])
-        return tokens, self.tree, depths
+        return tokens, self.tree, _joined(depths, dim=1)
 
     def _positions(self, depths: Int[Tensor, "#batch nodes"]) -> Int[Tensor, "*batch nodes"]:
         return self.prompt.next_position + depths - 1

@@ -162,7 +162,7 @@ class Lookahead:
         parts = [part for frontier in frontiers for part in self._draft(frontier)]
         levels = _joined(parts, dead_state=self.dead_state)
         if frontiers[0].level:
-            logits = self.scorer.score(levels, depth=_depth(frontiers))
+            logits = self.scorer.score(levels, depth=_depth(frontiers, len(levels)))
         else:  # paths that do not compete stand on the root together
             drafted = levels[1:]
             drafted[:1] = [replace(nodes, parents=torch.zeros_like(nodes.parents)) for nodes in drafted[:1]]
@@ -209,13 +209,17 @@ def _live(frontier: Frontier) -> Nodes:
     return Nodes(tokens, frontier.parents, beams.states)
 
 
-def _depth(frontiers: Sequence[Frontier]) -> Depth:
-    """Tokens of the beams; a row that is done is as deep as the least deep one, since all have positions for that."""
+def _depth(frontiers: Sequence[Frontier], num_levels: int) -> Depth:
+    """Tokens to the nodes of each level; a row that is done is as deep as the least deep one.
+
+    All rows have positions for that, and for no more tokens than have children in the catalogue.
+    """
     rows = frontiers[0].rows
     if rows.are_all:
         return frontiers[0].level
-    least = min(frontier.level for frontier in frontiers)
-    return [max((f.level for f in frontiers if f.rows.flags[row]), default=least) for row in range(len(rows.flags))]
+    least, most = min(frontier.level for frontier in frontiers), frontiers[0].catalogue.max_length - 1
+    own = (max((f.level for f in frontiers if f.rows.flags[row]), default=least) for row in range(len(rows.flags)))
+    return [[min(level + number, most) for number in range(num_levels)] for level in own]
 
 
 def _joined(parts: Sequence[Part], *, dead_state: int) -> list[Nodes]:
