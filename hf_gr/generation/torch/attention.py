@@ -24,6 +24,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_gr.generation.internals import attention_of, hands_on_arguments
 from hf_gr.torch.tree_attention import TreeAttention, tree_attention
 
+from .models import decoder_config
+
 ARGUMENT = "hf_gr_tree"
 # What changes a result and ours does not know: learned sinks, biases by position, pruned heads.
 FOREIGN = ("s_aux", "position_bias", "head_mask")
@@ -33,13 +35,13 @@ _LOCK = threading.Lock()
 
 def may_attend_in_parts(model: Any) -> bool:
     """Whether a model's attention functions are registered ones that get arguments of a forward."""
-    config = model.config.get_text_config(decoder=True)
+    config = decoder_config(model)
     return hands_on_arguments(model) and attention_of(config) in AttentionInterface()
 
 
 def attend_in_parts(model: Any) -> None:
     """Have the model's attention function answer forwards of tree nodes by ours; for what `may_attend_in_parts`."""
-    name = attention_of(model.config.get_text_config(decoder=True))
+    name = attention_of(decoder_config(model))
     with _LOCK:
         if not hasattr(plain := AttentionInterface()[name], ARGUMENT):
             AttentionInterface.register(name, _wrapped(plain, takes_softcap=name != "sdpa"))

@@ -50,7 +50,7 @@ from hf_gr.torch.transition import DeviceCatalogue
 from .caches import Buffers, SlotLayer
 from .drafts import Prepared, Search
 from .model_state import state_of
-from .models import layer_types
+from .models import decoder_config, layer_types
 
 SMALLEST_BUCKET = 16
 # Of a power of two, so that no bucket is more than 1.25 times the one before.
@@ -191,7 +191,7 @@ def plan_of(model: Any, prepared: Prepared, search: Search, state: Hashable) -> 
         )
     assert isinstance(scorer, TreeScorer)
     prompt, visibility = scorer.prefill(), scorer.visibility
-    config, length = model.config.get_text_config(decoder=True), prompt.mask.shape[-1]
+    config, length = decoder_config(model), prompt.mask.shape[-1]
     limit, levels = position_limit(model.config), catalogue.max_length
     bucket = bucket_of(length, most=None if limit is None else limit - levels)
     # A sliding layer sees only the last keys.

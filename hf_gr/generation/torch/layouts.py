@@ -24,7 +24,7 @@ from hf_gr.torch.tree import Nodes
 
 from .attention import may_attend_in_parts
 from .encoder_decoders import takes_positions
-from .models import evaluation, is_patched, layer_types, takes_argument, takes_masks
+from .models import decoder_config, evaluation, is_patched, layer_types, takes_argument, takes_masks
 from .prompts import positions_of, prefill
 from .scorers import Prompts, make_scorer
 
@@ -78,7 +78,7 @@ def may_take_nodes(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> 
     """Whether nodes may be read in the prompts' own forward: for plain prompts, computed from their first token on."""
     cache = model_kwargs.get("past_key_values")
     return (
-        model.config.get_text_config(decoder=True).model_type in TREE_FAMILIES
+        decoder_config(model).model_type in TREE_FAMILIES
         and not own_arguments(model_kwargs)
         and model_kwargs.get("inputs_embeds") is None
         and config.prefill_chunk_size is None
@@ -108,7 +108,7 @@ def _how(model: Any) -> How | None:
     Where masks can be taken, they are in training mode, since our attention has no dropout, and by a patched forward:
     a user's may read them, and torch.compile traces ours anew for every size, if it can at all.
     """
-    config = model.config.get_text_config(decoder=True)
+    config = decoder_config(model)
     known = _KNOWN.setdefault(model, {})
     key = (attention_of(config), model.dtype, model.training or is_patched(model))
     if key not in known:
@@ -194,7 +194,7 @@ def _agrees(model: Any, how: How) -> bool:
 
 def ordinary_tokens(model: Any, count: int) -> Tensor:
     """Tokens without a meaning to the model, if it has any: padding would move positions, placeholders need images."""
-    configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
+    configs = (model.generation_config, model.config, decoder_config(model))
     is_ordinary = torch.ones(configs[-1].vocab_size, dtype=torch.bool)
     is_ordinary[[token for token in special_tokens(*configs) if token < len(is_ordinary)]] = False
     ordinary = (is_ordinary if is_ordinary.any() else ~is_ordinary).nonzero().flatten().to(model.device)

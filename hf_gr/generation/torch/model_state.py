@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .models import decoder_config
+
 PLAIN = frozenset([bool, int, float, str])
 # Of PEFT's layers, besides plain attributes: which adapters are active, or merged, and how strong each is.
 ADAPTERS = ("_active_adapter", "merged_adapters", "scaling")
@@ -28,7 +30,7 @@ def state_of(model: Any) -> tuple[Hashable, str | None]:
     obstacle = "training mode" if model.training else None
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         obstacle = obstacle or "forward hooks of all modules"
-    config = vars(model.config.get_text_config(decoder=True))  # such as its attention implementation
+    config = vars(decoder_config(model))  # such as its attention implementation
     facts: list[Hashable] = [torch.get_float32_matmul_precision()]
     facts += (item for item in config.items() if type(item[1]) in PLAIN)
     devices: set[torch.device] = set()

@@ -12,20 +12,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from hf_gr.generation.internals import attention_of
 
+# By model what its config was, and the one of its decoder.
+_DECODERS: WeakKeyDictionary[Any, tuple[dict[str, Any], Any]] = WeakKeyDictionary()
 MASKED = ("eager", "sdpa")  # attention that takes masks of four dimensions
 
 
 def base_model(model: Any) -> Any:
     """The model of transformers inside wrappers for training (distributed, compiled) and adapters (PEFT)."""
+    if isinstance(model, PreTrainedModel):
+        return model
     inner: Any = extract_model_from_parallel(model)
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def decoder_config(model: Any) -> Any:
+    """The text config of a decoder; transformers copies that of an encoder-decoder at every look."""
+    config = model.config
+    if not config.is_encoder_decoder:
+        return config.get_text_config(decoder=True)
+    given, known = _DECODERS.get(model, ({}, None))
+    if given != vars(config):
+        known = config.get_text_config(decoder=True)
+        _DECODERS[model] = {**vars(config)}, known
+    return known
 
 
 def takes_argument(model: Any, name: str) -> bool:
@@ -43,7 +61,7 @@ def hidden_size_of(model: Any) -> int:
     outputs = model.get_output_embeddings()
     if outputs is None:
         raise ValueError(f"model is a {type(model).__name__}, expected one with a language-modelling head")
-    return getattr(outputs, "in_features", model.config.get_text_config(decoder=True).hidden_size)
+    return getattr(outputs, "in_features", decoder_config(model).hidden_size)
 
 
 def output_size_of(model: Any) -> int:
@@ -51,7 +69,7 @@ def output_size_of(model: Any) -> int:
     weight = output_weight_of(model)
     if weight is not None:
         return weight.shape[0]
-    text_config = model.config.get_text_config(decoder=True)
+    text_config = decoder_config(model)
     return getattr(model.get_output_embeddings(), "out_features", text_config.vocab_size)
 
 
@@ -81,12 +99,12 @@ def layer_types(config: Any) -> list[str]:
 
 def mask_dtype(model: Any) -> torch.dtype | None:
     """The dtype of an additive mask, None if the attention takes a boolean one (eager adds whatever it gets)."""
-    return None if attention_of(model.config.get_text_config(decoder=True)) == "sdpa" else model.dtype
+    return None if attention_of(decoder_config(model)) == "sdpa" else model.dtype
 
 
 def takes_masks(model: Any) -> bool:
     """Whether the attention takes masks of our own, `[B, 1, N, keys]`."""
-    return attention_of(model.config.get_text_config(decoder=True)) in MASKED
+    return attention_of(decoder_config(model)) in MASKED
 
 
 def is_patched(model: Any) -> bool:

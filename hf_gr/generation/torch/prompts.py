@@ -25,7 +25,7 @@ from hf_gr.generation.models import start_token
 from hf_gr.torch.transfers import to_device
 
 from .caches import holds_keys
-from .models import base_model, embeddings_of, takes_argument
+from .models import base_model, decoder_config, embeddings_of, takes_argument
 
 
 def read_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
@@ -97,7 +97,7 @@ def prefill(
     if takes_argument(model, "position_ids"):
         kwargs["position_ids"] = positions_of(torch.ones_like(prompt) if attention_mask is None else attention_mask)
     last = {"logits_to_keep": 1} if takes_argument(model, "logits_to_keep") else {}
-    empty = DynamicCache(config=model.config.get_text_config(decoder=True))
+    empty = DynamicCache(config=decoder_config(model))
     given = model.prepare_inputs_for_generation(prompt, past_key_values=empty, is_first_iteration=True, **kwargs)
     outputs = model(**given | last, return_dict=True)
     return outputs, kwargs

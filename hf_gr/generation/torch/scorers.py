@@ -25,7 +25,7 @@ from hf_gr.torch.visibility import Visibility
 from .attention import ARGUMENT, attend_in_parts
 from .caches import cache_of, copy_cache, of_decoder, to_keep_all_keys, to_plain, with_slots
 from .encoder_decoders import EncoderDecoder
-from .models import layer_types, mask_dtype, takes_argument
+from .models import decoder_config, layer_types, mask_dtype, takes_argument
 from .prompts import catch_hidden_states, positions_of
 
 
@@ -110,13 +110,13 @@ def _prefilled(model: Any, prompts: Prompts) -> Prefilled:
         to_keep_all_keys(cache, room=prompts.room),
         mask=mask,
         next_position=mask.sum(-1, keepdim=True) if next_position is None else next_position,
-        windows=_windows(model.config.get_text_config(decoder=True), cache, length),
+        windows=_windows(decoder_config(model), cache, length),
     )
 
 
 def _unread(model: Any, prompts: Prompts, forward: Any) -> Unread:
     """Prompts that are read together with nodes by `forward`; positions are those of transformers' own first step."""
-    input_ids, config = prompts.input_ids, model.config.get_text_config(decoder=True)
+    input_ids, config = prompts.input_ids, decoder_config(model)
     mask, length = _prompt_mask(prompts, input_ids.shape[1]), input_ids.shape[1]
     positions = torch.arange(length, device=input_ids.device)[None]
     if not model.config.is_encoder_decoder:
