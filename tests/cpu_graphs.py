@@ -6,30 +6,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from cpu_graph import CpuGraph, poison
 
 from hf_gr.generation.torch import captured
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    graph: CpuGraph
-    outputs: Any
-    backend: CpuGraphs
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(block.nbytes for block in self.graph.memory.values())
-
-    def replay(self) -> Any:
-        self.graph.poison()  # as another graph of the pool would leave its memory
-        self.graph.replay()
-        self.backend.num_replays += 1
-        return self.outputs
 
 
 class CpuGraphs:
@@ -50,13 +32,20 @@ class CpuGraphs:
     def turn(self) -> Any:
         return self._lock
 
-    def capture(self, function: Callable[[], Any]) -> Program:
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
         function()
         graph = CpuGraph(self.device)
         with graph.capture():
             outputs = function()
         self.num_captures, self.num_launches = self.num_captures + 1, graph.launches
-        return Program(graph, outputs, self)
+
+        def replay() -> Any:
+            graph.poison()  # as another graph of the pool would leave its memory
+            graph.replay()
+            self.num_replays += 1
+            return outputs
+
+        return replay, sum(block.nbytes for block in graph.memory.values())
 
 
 def capture(model: Any, inputs: dict[str, Any], **options: Any) -> captured.Program:

@@ -43,19 +43,6 @@ class CannotCapture(RuntimeError):
     """What a graph cannot contain: the host waits for the device, or copies memory to it."""
 
 
-class Program(Protocol):
-    """A captured function."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory besides its buffers."""
-        ...
-
-    def replay(self) -> Any:
-        """Compute the outputs again, which may be in the same memory every time."""
-        ...
-
-
 class Backend(Protocol):
     """How functions are captured on a device."""
 
@@ -63,8 +50,13 @@ class Backend(Protocol):
         """While it is entered no other program of the device runs, or will run before what is enqueued meanwhile."""
         ...
 
-    def capture(self, function: Callable[[], Any]) -> Program:
-        """Warm a function up and capture it. To be called in one's turn, with its buffers filled."""
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
+        """Warm a function up and capture it. To be called in one's turn, with its buffers filled.
+
+        Returns:
+            What computes the outputs again, which may be in the same memory every time; and its memory besides the
+            function's buffers.
+        """
         ...
 
 
@@ -77,20 +69,9 @@ class Uncaptured:
         with _TURN:
             yield
 
-    def capture(self, function: Callable[[], Any]) -> Program:
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
         """See `Backend.capture`."""
-        return _Function(function)
-
-
-@dataclass(frozen=True)
-class _Function:
-    """A function as a program."""
-
-    function: Callable[[], Any]
-    num_bytes: int = 0
-
-    def replay(self) -> Any:
-        return self.function()
+        return function, 0
 
 
 class CudaGraphs:
@@ -118,7 +99,7 @@ class CudaGraphs:
             finally:
                 self._last.record(stream)
 
-    def capture(self, function: Callable[[], Any]) -> Program:
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
         """See `Backend.capture`."""
         current = torch.cuda.current_stream(self.device)
         with _without_collection():
@@ -133,7 +114,7 @@ class CudaGraphs:
             torch.cuda.empty_cache()  # what the warm-ups leave is not for the graph's pool otherwise
             return self._captured(function)
 
-    def _captured(self, function: Callable[[], Any]) -> Program:
+    def _captured(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
         if not self._graphs:  # a pool that all its graphs have left is about to be freed, and must not be used again
             self._pool = torch.cuda.graph_pool_handle()
         free = torch.cuda.mem_get_info(self.device)[0]
@@ -155,9 +136,9 @@ class CudaGraphs:
             raise
         # As the device sees it: the pool's growth, and what the driver keeps of thousands of launches.
         used = max(free - torch.cuda.mem_get_info(self.device)[0], 0)
-        captured = _Graph(graph, outputs, used, self._last)
+        captured = _Graph(graph, outputs, self._last)
         self._graphs.add(captured)
-        return captured
+        return captured.replay, used
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +147,6 @@ class _Graph:
 
     graph: Any
     outputs: Any
-    num_bytes: int
     last: Any
 
     def replay(self) -> Any:
@@ -247,7 +227,7 @@ def _cuda_graphs(number: int) -> CudaGraphs:
 
 
 class Captured:
-    """A function over static buffers, captured for inputs like those of one call; `seconds` is what that took.
+    """A function over static buffers, captured for inputs like those of one call: that took `seconds`.
 
     `fill` copies the inputs of a call into the buffers; what it does not write, `run` does not read, which
     computes outputs: nested tuples, lists, dictionaries and registered dataclasses.
@@ -266,16 +246,12 @@ class Captured:
         self.backend, self.buffers, self.fill = backend, tuple(buffers), fill
         with backend.turn():
             fill(inputs)
-            self.program = backend.capture(run)
+            self.run, of_run = backend.capture(run)
         self.seconds = time.perf_counter() - began
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of its buffers and its program."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers) + self.program.num_bytes
+        self.num_bytes = of_run + sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
 
     def replay(self, inputs: Any) -> Any:
         """The outputs for some inputs, copied."""
         with self.backend.turn():
             self.fill(inputs)
-            return tree_map_only(Tensor, lambda tensor: tensor.clone(), self.program.replay())
+            return tree_map_only(Tensor, lambda tensor: tensor.clone(), self.run())

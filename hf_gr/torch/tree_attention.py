@@ -98,8 +98,11 @@ def tree_attention(
 
     # By nodes: [B, N, h, G, ...]
     of_node = query.transpose(1, 2).reshape(batch_size * num_nodes, num_key_heads, -1, width)
-    own_keys, own_values = (_of_ancestors(states[:, :, length:], how, window) for states in (key, value))
-    found, weight = _attend(of_node, own_keys, own_values, _bias_of_ancestors(how, window, dtype), scale, softcap)
+    slots, bias = tree.ancestry if window is None else tree.ancestry[..., -window:], None
+    if not tree.is_level:
+        slots, bias = how.kept(("ancestors", window), dtype, lambda: _of_any_depth(slots, dtype))
+    own_keys, own_values = (_of_slots(states[:, :, length:], slots, how, window) for states in (key, value))
+    found, weight = _attend(of_node, own_keys, own_values, bias, scale, softcap)
     own, own_weight = (states.unflatten(0, (batch_size, num_nodes)) for states in (found, weight))
     if first < length:
         bias, blind = _bias_of_prompt(how, length, window, num_heads // num_key_heads, dtype)
@@ -182,17 +185,11 @@ def _bias_of_prompt(
     return how.kept(("prompt", window), (length, num_groups, dtype), make)
 
 
-def _bias_of_ancestors(
-    how: TreeAttention, window: int | None, dtype: torch.dtype
-) -> Float[Tensor, "batch_nodes 1 1 _"] | None:
-    """Which of its ancestors every node has, `[B * N, 1, 1, D]`; None if all have all."""
-    if how.tree.is_level:
-        return None
-    return how.kept(
-        ("ancestors", window),
-        dtype,
-        lambda: _additive((_seen_ancestry(how, window) >= 0).flatten(0, 1)[:, None, None], dtype),
-    )
+def _of_any_depth(
+    slots: Int[Tensor, "batch nodes seen"], dtype: torch.dtype
+) -> tuple[Int[Tensor, "batch nodes seen"], Float[Tensor, "batch_nodes 1 1 seen"]]:
+    """Slots that exist, any other one for NO_SLOT; and the bias that hides those."""
+    return slots.clamp(min=0), _additive((slots >= 0).flatten(0, 1)[:, None, None], dtype)
 
 
 def _bias_of_all(
@@ -209,40 +206,30 @@ def _bias_of_all(
     return how.kept(("all", window), (length, num_groups, dtype), make)
 
 
-def _seen_ancestry(how: TreeAttention, window: int | None) -> Int[Tensor, "batch nodes _"]:
-    return how.tree.ancestry if window is None else how.tree.ancestry[..., -window:]
-
-
-def _of_ancestors(
-    states: Float[Tensor, "batch key_heads slots width"], how: TreeAttention, window: int | None
-) -> Float[Tensor, "_ key_heads _ width"]:
+def _of_slots(
+    states: Float[Tensor, "batch key_heads slots width"],
+    slots: Int[Tensor, "batch nodes seen"],
+    how: TreeAttention,
+    window: int | None,
+) -> Float[Tensor, "_ key_heads seen width"]:
     """Keys or values of each node's ancestors and its own, `[B * N, h, D, W]`."""
     batch_size, num_heads, num_slots, width = states.shape
-    num_nodes, num_seen = _seen_ancestry(how, window).shape[1:]
+    num_nodes, num_seen = slots.shape[1:]
     shape = batch_size * num_nodes, num_heads, num_seen, width
     of_request, of_head, of_slot, of_number = states.stride()
     of_request, of_head = of_request * (batch_size > 1), of_head * (num_heads > 1)
     if of_number != 1 or of_slot == 0 or of_request % of_slot or of_head % of_slot:
         # Memory in another order: number by number, 2 to 45 times as slow on a CPU.
         wide = states[:, None].expand(-1, num_nodes, -1, -1, -1)
-        return wide.gather(3, _slots(how, window)[:, :, None, :, None].expand(-1, -1, num_heads, -1, width)).view(
-            shape
-        )
+        return wide.gather(3, slots[:, :, None, :, None].expand(-1, -1, num_heads, -1, width)).view(shape)
     steps = of_request // of_slot, of_head // of_slot
     # The memory as one table with a row for every key: rows are copied as they are, in the order that is needed.
     num_rows = steps[0] * (batch_size - 1) + steps[1] * (num_heads - 1) + num_slots
     table = states.as_strided((num_rows, width), (of_slot, 1))
 
     def make() -> Tensor:
-        slots = _slots(how, window)
         heads = torch.arange(num_heads, device=slots.device)[:, None] * steps[1]
         requests = torch.arange(batch_size, device=slots.device)[:, None, None, None] * steps[0]
         return (slots[:, :, None] + heads + requests).flatten()
 
     return table.index_select(0, how.kept(("rows", window), (num_heads, steps), make)).view(shape)
-
-
-def _slots(how: TreeAttention, window: int | None) -> Int[Tensor, "batch nodes _"]:
-    """Slots that exist: any other one for NO_SLOT, which a bias hides."""
-    slots = _seen_ancestry(how, window)
-    return slots if how.tree.is_level else slots.clamp(min=0)

@@ -42,12 +42,9 @@ class SlotLayer(DynamicLayer):
         self.buffers: Buffers | None = None
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor, *, room: int) -> SlotLayer:
+    def of(cls, keys: Tensor | None, values: Tensor | None, *, room: int) -> SlotLayer:
         """A layer of given keys and values, which are copied when others come."""
-        layer = cls(room)
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
-        return layer
+        return _filled(cls(room), keys, values)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """As in transformers; the keys and values that it returns are views of the buffers."""
@@ -171,14 +168,13 @@ def with_slots(cache: Any, room: int) -> Any:
     if type(cache) is not DynamicCache or cache.offloading or not room:
         return cache
     twin: Any = copy.copy(cache)
-    twin.layers = [_with_slots(layer, room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    twin.layers = [
+        SlotLayer.of(layer.keys, layer.values, room=room) if type(layer) is DynamicLayer else layer
+        for layer in cache.layers
+    ]
     if cache.layer_class_to_replicate is DynamicLayer:
         twin.layer_class_to_replicate = partial(SlotLayer, room)
     return twin
-
-
-def _with_slots(layer: Any, room: int) -> SlotLayer:
-    return SlotLayer.of(layer.keys, layer.values, room=room) if layer.is_initialized else SlotLayer(room)
 
 
 def to_keep_all_keys(cache: Any, *, room: int) -> DynamicCache:
@@ -188,7 +184,8 @@ def to_keep_all_keys(cache: Any, *, room: int) -> DynamicCache:
         return cache_of((layer.keys, layer.values) if layer.is_initialized else None for layer in cache.layers)
     kept: Any = DynamicCache()
     kept.layers = [
-        copy.copy(layer) if type(layer) is SlotLayer else _with_slots(layer, room) for layer in cache.layers
+        copy.copy(layer) if type(layer) is SlotLayer else SlotLayer.of(layer.keys, layer.values, room=room)
+        for layer in cache.layers
     ]
     return kept
 
@@ -198,29 +195,27 @@ def to_plain(cache: Any) -> Any:
     if cache is None or not any(type(layer) is SlotLayer for layer in of_decoder(cache).layers):
         return cache
     twin = copy.copy(cache)
-    twin.layers = [_plain(layer) if type(layer) is SlotLayer else layer for layer in cache.layers]
+    twin.layers = [
+        _filled(DynamicLayer(), layer.keys, layer.values) if type(layer) is SlotLayer else layer
+        for layer in cache.layers
+    ]
     twin.layer_class_to_replicate = DynamicLayer if cache.layer_class_to_replicate is not None else None
     return twin
-
-
-def _plain(layer: SlotLayer) -> DynamicLayer:
-    plain = DynamicLayer()
-    if layer.keys is not None and layer.values is not None:
-        plain.lazy_initialization(layer.keys, layer.values)
-        plain.keys, plain.values = layer.keys, layer.values
-    return plain
 
 
 def cache_of(layers: Iterable[tuple[Tensor, Tensor] | None]) -> DynamicCache:
     """A cache of the keys and values of every layer; None for a layer that has none (it reads another layer's)."""
     cache = DynamicCache()
-    for states in layers:
-        layer = DynamicLayer()
-        if states is not None:
-            layer.lazy_initialization(*states)
-            layer.keys, layer.values = states
-        cache.layers.append(layer)
+    cache.layers.extend(_filled(DynamicLayer(), *(states or (None, None))) for states in layers)
     return cache
+
+
+def _filled(layer: Any, keys: Tensor | None, values: Tensor | None) -> Any:
+    """A new layer with keys and values, if there are any."""
+    if keys is not None:
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+    return layer
 
 
 def check_cache(cache: Any, batch_size: int) -> None:
