@@ -87,7 +87,6 @@ TORCH_ONLY = {
     },
     "transition": {
         "TAKEN_ONE_BY_ONE": "measured on a CPU",
-        "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
     },
     "tree": {
         "Tree": "two functions in Flax, where beams know their slots",

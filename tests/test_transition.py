@@ -42,7 +42,7 @@ def check(sequences: list[list[int]]) -> None:
     for level in range(trie.max_length):
         below = transition.children(states, trie, level=level)
         found = below.states
-        masked = transition.mask_illegal(torch.zeros((*states.shape, 8)), below)
+        masked = transition.over_vocabulary(torch.zeros(below.shape), below, 8)
         next_prefixes, next_states = [], []
         for position, prefix in enumerate(level_prefixes):
             legal = below.legal[0, position]

@@ -380,7 +380,7 @@ class Engine:
         costs = fit_costs(recommender, self._workers)
         if whole.option("drafting") == "auto":
             settle(recommender, self._workers, costs, max_batch=self._limits["max_batch"])
-        if whole.option("cache_implementation") == "static":
+        if whole.option("cache_implementation") == "static" and not whole.model.config.is_encoder_decoder:
             default = replace(whole, num_beams=useful_beams(whole.num_beams, edition.index, whole.num_results))
             capture(default, self._workers, costs, max_batch=self._limits["max_batch"])
         cache = prefix_cache(whole.model, num_bytes=self._key_cache_bytes)

@@ -180,7 +180,7 @@ class TreeScorer:
         depths, grown = [], [self.tree]
         for nodes, of in zip(levels, by_level, strict=True):
             size, device = nodes.tokens.shape[1], tokens.device
-            own = torch.full((1, 1), of, device=device) if is_level else to_device(of, device)[:, None]
+            own = torch.full((1, 1), of, device=device) if isinstance(of, int) else to_device(of, device)[:, None]
             depths.append(own.expand(-1, size))
             grown.append(grown[-1].grow(nodes.parents, depth=int(np.max(of)), is_level=is_level))
         self.tree = Tree.joined(grown[1:])

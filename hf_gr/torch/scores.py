@@ -20,7 +20,7 @@ from .children import Children
 from .log_probs import token_log_probs
 from .plan import DecodePlan, Processor
 from .scorers import Scorer
-from .transition import mask_illegal
+from .transition import over_vocabulary
 
 
 def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
@@ -60,7 +60,8 @@ def process_scores(
     scores = logits.float().log_softmax(dim=-1) if plan.is_beam_search else logits.float()
     scores = _in_groups(before, scores, beams, plan)
     scores = torch.zeros_like(scores) if _is_forced(beams, plan) else scores
-    return _in_groups(after, mask_illegal(scores, legal), beams, plan)
+    scores = over_vocabulary(scores.gather(-1, legal.tokens), legal, scores.shape[-1])
+    return _in_groups(after, scores, beams, plan)
 
 
 def _is_forced(beams: Beams, plan: DecodePlan) -> bool:

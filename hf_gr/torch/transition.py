@@ -133,11 +133,6 @@ def over_vocabulary(
     return nothing.scatter(-1, tokens, scores)[..., :-1]
 
 
-def mask_illegal(scores: Float[Tensor, "batch beams vocab"], legal: Children) -> Float[Tensor, "batch beams vocab"]:
-    """The scores of legal tokens, `-inf` for all others: the constraint over a whole vocabulary."""
-    return over_vocabulary(scores.gather(-1, legal.tokens), legal, scores.shape[-1])
-
-
 def advance(
     states: Int[Tensor, "batch beams"], tokens: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int
 ) -> Int[Tensor, "batch beams"]:
