@@ -179,10 +179,12 @@ class TreeScorer:
         by_level = range(depth, depth + len(levels)) if isinstance(depth, int) else np.array(depth).T
         depths, grown = [], [self.tree]
         for nodes, of in zip(levels, by_level, strict=True):
-            size, device = nodes.tokens.shape[1], tokens.device
-            own = torch.full((1, 1), of, device=device) if isinstance(of, int) else to_device(of, device)[:, None]
-            depths.append(own.expand(-1, size))
-            grown.append(grown[-1].grow(nodes.parents, depth=int(np.max(of)), is_level=is_level))
+            if isinstance(of, int):
+                deepest, own = of, torch.full((1, 1), of, device=tokens.device)
+            else:
+                deepest, own = int(of.max()), to_device(of, tokens.device)[:, None]
+            depths.append(own.expand(-1, nodes.tokens.shape[1]))
+            grown.append(grown[-1].grow(nodes.parents, depth=deepest, is_level=is_level))
         self.tree = Tree.joined(grown[1:])
         return tokens, self.tree, _joined(depths, dim=1)
 
