@@ -240,15 +240,7 @@ class _Search:
     def _decide(
         self, state: _State, places: Int[Array, "levels batch beams"], scored: Scored, is_here: Array, *, level: int
     ) -> tuple[_State, Int[Array, "levels batch beams"]]:
-        """Decide one level for the rows that are there and whose beams have all been scored.
-
-        Args:
-            state: the state.
-            places: by level, where each beam was among the scored nodes.
-            scored: what the forward has scored.
-            is_here: rows with open beams of the level.
-            level: tokens of the beams.
-        """
+        """Decide one level for the rows that are there, and whose beams have all been scored."""
         catalogue, plan = self.catalogue, self.plan
         beams = of_level(state.beams, level, width=1 if not level and plan.is_beam_search else plan.width)
         own, found = locate(beams, scored.states)

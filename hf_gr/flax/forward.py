@@ -59,19 +59,6 @@ class ModelScorer:
 
     Norms are root-mean-square norms ("rms"), those whose weights are differences from 1 ("rms_plus_one", Gemma), those
     that round after their weights ("rms_rounded_last", OLMo 2), or norms of mean and deviation ("layer").
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from transformers import LlamaConfig
-        >>> from hf_gr.flax.model import FlaxModel
-        >>> from hf_gr.flax.scorers import Prompt
-        >>> model = FlaxModel(LlamaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
-        >>> prompt = Prompt(jnp.array([[3, 4, 5]]), jnp.ones((1, 3), dtype=bool))
-        >>> logits, cache = jax.jit(model.scorer.prefill)(model.params, prompt)
-        >>> nodes, see = jnp.array([[6, 7]]), jnp.eye(2, dtype=bool)[None]
-        >>> after, _ = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([[1, 1]]), see)
-        >>> logits.shape, after.shape
-        ((1, 8), (1, 2, 8))
     """
 
     spec: Spec

@@ -209,11 +209,7 @@ def over_layers(
     layers: Layers,  # parameters, one by one or stacked
     given: Any = None,  # each layer's further input, one by one or stacked as the layers are; None for none
 ) -> tuple[Any, Any]:
-    """Run layers in sequence: `carry, made = step(carry, layer, given)`.
-
-    Returns:
-        The last layer's carry, and what the layers made, one by one or stacked.
-    """
+    """Run layers in sequence, `carry, made = step(carry, layer, given)`: the last carry, and what all layers made."""
     if isinstance(layers, tuple):
         made = []
         for place, layer in enumerate(layers):

@@ -15,11 +15,7 @@ from jaxtyping import Array
 
 
 class Parameters(nnx.Module):
-    """Parameters, and groups of them, as attributes, such as `self_attn.q_proj.weight`.
-
-    Args:
-        arrays: by dotted names; numbers become places of an `nnx.List`.
-    """
+    """Parameters by dotted names, as attributes such as `self_attn.q_proj.weight`; numbers become places of a list."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         for name, group in _groups(arrays).items():

@@ -132,12 +132,7 @@ class Spec:
         return replace(self, is_tied=False)
 
     def check_length(self, num_tokens: int, *, of_encoder: int = 0) -> None:
-        """Refuse more tokens than learned positions.
-
-        Args:
-            num_tokens: that the decoder computes: what its sequences begin with (of a decoder the prompt, padding
-                included) and all generated tokens but the last.
-            of_encoder: that the encoder computes: the prompt, padding included.
+        """Refuse more tokens, padding included, than learned positions, in the decoder or the encoder.
 
         Raises:
             ValueError: more tokens than positions.
