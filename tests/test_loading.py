@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from families import build
 from hub_server import HubServer
 from huggingface_hub import HfApi
 from offline_case import Case, make_case, write_users
@@ -20,6 +22,7 @@ from typer.testing import CliRunner
 from hf_gr import Engine, evaluate, recommend
 from hf_gr.answering.torch_models import check_device, load_model
 from hf_gr.commands import app as cli
+from hf_gr.generation.torch.loading import _read_config
 
 HISTORIES = [[100, 101], [102]]
 
@@ -86,6 +89,25 @@ def test_adapters_are_models_in_a_folder_and_on_the_hub(case: Case, hub: HubServ
     done = CliRunner().invoke(cli.build_app(), ["recommend", *flags])
     assert done.exit_code == 0, done.output
     assert pq.read_table(tmp_path / "r.parquet").column("items").to_pylist() == expected[:1]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_an_adapter_of_a_model_with_code_of_its_own_is_trusted_as_that_is(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = build("llama")
+    base.save_pretrained(tmp_path / "base")
+    base.name_or_path = str(tmp_path / "base")
+    adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    adapted.save_pretrained(tmp_path / "lora")
+    (tmp_path / "base" / "own.py").write_text(
+        "from transformers import LlamaConfig\n\n\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+    )
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        _read_config(tmp_path / "lora", {})
+    assert type(_read_config(tmp_path / "lora", {"trust_remote_code": True})).__name__ == "OwnConfig"
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ TORCH: Refused = [
     ({"constraint_index": None, "seed": 0}, "seed given without constraint_index"),
     ({"constraint_index": None, "verification": "relaxed"}, "verification given without constraint_index"),
     ({"past_key_values": StaticCache(config=shared("qwen3").config, max_cache_len=32)}, "expected a DynamicCache"),
+    ({"past_key_values": (), "drafting": "head"}, "past_key_values is a tuple, expected a DynamicCache"),
     ({"unknown_argument": 4}, "unknown_argument"),
     ({"exclude_item": [[1]]}, "model_kwargs.*'exclude_item'"),  # transformers' own
     ({"input_ids": [[5, 6]], "attention_mask": None}, r"the prompt is a list, expected a tensor \[batch, length\]"),

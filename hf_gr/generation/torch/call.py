@@ -27,7 +27,7 @@ from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.transfers import to_device
 
-from .caches import check_cache, continued
+from .caches import continued
 from .constraints import SeveralLabels
 from .drafts import KINDS, Prepared, Search
 from .layouts import every_step_may_read, takes_tree
@@ -124,10 +124,8 @@ class Call(BaseCall):
         return replace(call, inputs=inputs, passed_on=passed_on, generator=generator, several=several, is_ours=is_ours)
 
     def _continue_cache(self, use_cache: Any, *, checkpoints_activations: bool) -> None:
-        """Check a user's cache, and take a copy of it."""
+        """Check that a user's cache is used, and take a copy of it."""
         cache, prompt = self.model_kwargs["past_key_values"], self.prompt
-        if prompt.inputs is not None:
-            check_cache(cache, prompt.num_rows)
         if use_cache is False:
             raise ValueError("past_key_values is given with use_cache=False, expected one of them: omit one")
         if checkpoints_activations:

@@ -88,7 +88,10 @@ def _read_config(name: str | Path, kwargs: Mapping[str, Any]) -> Any:
         adapter = find_adapter_config_file(str(name), **given)
         if adapter is None:
             raise
-        return AutoConfig.from_pretrained(json.loads(Path(adapter).read_text())["base_model_name_or_path"])
+        own = {name: value for name, value in given.items() if name not in ("revision", "subfolder")}  # the adapter's
+        return AutoConfig.from_pretrained(
+            json.loads(Path(adapter).read_text())["base_model_name_or_path"], **own, **trust
+        )
 
 
 def from_config(config: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import start_token
 from hf_gr.torch.transfers import to_device
 
-from .caches import holds_keys
+from .caches import check_cache, holds_keys
 from .models import base_model, decoder_config, embeddings_of, takes_argument
 
 
@@ -58,6 +58,8 @@ def read_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, An
         is_encoder_decoder=is_encoder_decoder,
         may_be_longer=not is_encoder_decoder,
     )
+    if given is not None and (cache := model_kwargs.get("past_key_values")) is not None:
+        check_cache(cache, len(given))  # before the checks of drafts, which read it
     before = 0 if given is None else given.shape[1]
     if is_encoder_decoder:
         before = 1 if begun is None else begun.shape[1] + _lacks_start(config, begun)
