@@ -39,7 +39,7 @@ def toy(num_items: int = 12_000, *, seed: int = 0) -> tuple[Any, SemanticIds, Co
 
     codes = torch.randint(0, 256, (num_items, 4), generator=torch.Generator().manual_seed(seed))
     ids = SemanticIds(codes, level_sizes=[256] * 4, offset=3)
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = enable(Qwen3ForCausalLM(Qwen3Config(vocab_size=ids.vocab_size, **sizes)))
