@@ -238,6 +238,9 @@ def test_histories_keep_what_was_removed(monkeypatch):
     assert tokens("pie", "jam", "ham") == [6, 8, 5, 8, 5, 7]
     catalogue.apply(Update(add=[{"item_id": "pie", "sequence": [7, 7]}]))
     assert tokens("pie", "jam") == [7, 7, 5, 8]
+    catalogue.apply(Update(remove=["pie"]))
+    assert tokens("pie") == [7, 7]  # its last sequence, and not the one before
+    catalogue.apply(Update(add=[{"item_id": "pie", "sequence": [7, 7]}]))
     monkeypatch.setattr(catalogues, "MOST_REMOVED", 0)
     catalogue.apply(Update(add=[{"item_id": "tea", "sequence": [6, 7]}]))
     catalogue.apply(Update(remove=["ham", "pie"]))

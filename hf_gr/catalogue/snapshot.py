@@ -189,14 +189,13 @@ class Snapshot:
             )
         leaves, _ = self.trie.walk(rows.astype(np.int64), None)
         of, at = self.items.find(ids)
-        is_same = self.items.at_leaf.parents(at) == leaves[of]
-        of, at, alive = of[is_same], at[is_same], self.living(at[is_same])
+        alive = self.living(at)
         is_new = np.ones(len(rows), dtype=bool)
-        is_new[of[alive]] = False
+        is_new[of[alive & (self.items.at_leaf.parents(at) == leaves[of])]] = False
         if not is_new.any():
             return self
         kept = np.ones(len(self.items), dtype=bool)
-        kept[at[~alive]] = False  # they come back, as the last ones
+        kept[at[~alive]] = False  # what an id had before it was removed is forgotten: histories name the new sequence
         old_rows, numbers = self.items.rows(kept)
         new_ids = ids[is_new] if isinstance(ids, np.ndarray) else [ids[int(row)] for row in np.flatnonzero(is_new)]
         items = build_items(_stack(old_rows, rows[is_new]), _join(self.items.select_ids(numbers), new_ids))
