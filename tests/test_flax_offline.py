@@ -123,7 +123,7 @@ def test_the_command_loads_in_flax(case: Case, users: Path, expected: list[dict[
     assert agree(read(output), expected)
     refused = command("recommend", *options_of(case, users, tmp_path / "b.parquet", backend="flax", device="cpu"))
     assert refused.exit_code == 2
-    assert "--device" in refused.output
+    assert "device='cpu' with backend='flax'" in refused.output
     assert "--mesh" in refused.output
 
 
