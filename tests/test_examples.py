@@ -17,7 +17,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
-SCRIPTS = [path for path in sorted(FOLDER.rglob("*.py")) if "\nif __name__ == " in path.read_text(encoding="utf-8")]
+SCRIPTS = [
+    path
+    for path in sorted([*FOLDER.glob("*.py"), *FOLDER.glob("benchmark/*.py")])
+    if "\nif __name__ == " in path.read_text(encoding="utf-8")
+]
 OPTIONS = {"record.py": ["--list"]}  # of scripts that know no --fast but need some
 MORE = [[FOLDER / "benchmark" / "generate.py", "--fast", "--backend", "flax"]]
 # What a copy of one file does not have beside it.

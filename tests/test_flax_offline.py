@@ -124,7 +124,7 @@ def test_the_command_loads_in_flax(case: Case, users: Path, expected: list[dict[
     refused = command("recommend", *options_of(case, users, tmp_path / "b.parquet", backend="flax", device="cpu"))
     assert refused.exit_code == 2
     assert "device='cpu' with backend='flax'" in refused.output
-    assert "--mesh" in refused.output
+    assert "pass mesh=" in refused.output
 
 
 @pytest.mark.parametrize(
