@@ -27,6 +27,7 @@ from hf_gr.serving import costs
 from hf_gr.serving.answers import BrokenAnswer, Closed, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
+from hf_gr.serving.errors import read_message
 from hf_gr.serving.observer import Batch, Observer
 from hf_gr.torch.graphs import Captured
 
@@ -171,7 +172,7 @@ async def test_samples_depend_on_the_seed_alone() -> None:
 async def test_bad_requests_are_refused_by_name() -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({}, "history=None, expected one of history, text and tokens: send one"),
-        ({"history": ["B00"], "tokens": [5]}, "history and tokens are given, expected one"),
+        ({"history": ["B00"], "tokens": [5]}, "tokens is given together with history, expected one"),
         ({"history": "B00"}, "history='B00', expected a list of item ids"),
         ({"history": [7]}, "history has 7, expected strings"),
         ({"history": []}, "history is empty, expected one item or more"),
@@ -198,8 +199,9 @@ async def test_bad_requests_are_refused_by_name() -> None:
     async with Engine(model_of(), INDEX, rules=RULES, max_beams=100, observer=log) as engine:
         for wish, message in bad:
             good = asyncio.ensure_future(engine.recommend(history=["B01"]))
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=message) as refused:
                 await engine.recommend(**wish)
+            assert read_message(str(refused.value)).argument in (wish or {"history"})  # which the server tells
             assert (await good).items
         assert log.outcomes == {"invalid": len(bad), "answered": len(bad)}
 

@@ -95,6 +95,7 @@ def test_ids_are_of_the_kind_of_the_catalogue(tmp_path: Path) -> None:
         ({"user": [1], "item": [2, 3]}, {}, "expected length 2 but got length 1"),
         ({"user": [1], "item": [2], "t": ["yesterday"]}, {"time": "t"}, "'yesterday' in the first row, expected num"),
         ("nothing.csv", {}, "nothing.csv is not there"),
+        ([[1, 2]], {}, r"interactions is \[\[1, 2\]\], expected files, or a table"),
         ("rows.xlsx", {}, "does not say what it is"),
         ({"user": [1], "item": [2]}, {"unknown_items": "skip"}, "expected 'refuse' or 'drop'"),
     ],
@@ -276,16 +277,19 @@ def test_windows_of_an_encoder_decoder_are_cut_at_every_place() -> None:
     assert cuts == set(range(1, 8))
 
 
-def test_the_last_weights_are_validated_too() -> None:
+@pytest.mark.parametrize(
+    ("often", "num_losses"),
+    [({"eval_steps": 5}, 2), ({"eval_strategy": "epoch", "per_device_train_batch_size": 12}, 4)],
+)
+def test_the_last_weights_are_validated_too(often: dict[str, Any], num_losses: int) -> None:
     losses: list[float] = []
 
     class Watch(TrainerCallback):
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
             losses.append(metrics["eval_loss"])
 
-    how: dict[str, Any] = QUICK | {"max_steps": 7, "eval_steps": 5}
-    train_recommender(CHAINS, IDS, validation=CHAINS, callbacks=[Watch()], **how)
-    assert len(losses) == 2
+    train_recommender(CHAINS, IDS, validation=CHAINS, callbacks=[Watch()], **QUICK | {"max_steps": 7} | often)
+    assert len(losses) == num_losses
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ class Recommender:
             raise ValueError("history=None, expected one of history, text and tokens: send one of them")
         if len(given) > 1:
             raise ValueError(
-                f"{given[0]} and {given[1]} are given, expected one of history, text and tokens: omit one"
+                f"{given[1]} is given together with {given[0]}, expected one of history, text and tokens: omit one"
             )
         wanted = self.num_results if num_results is None else _count(num_results, "num_results", self.max_beams)
         beams = max(self.num_beams, wanted)

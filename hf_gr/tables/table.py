@@ -108,6 +108,11 @@ class Table:
             if format is not None or delimiter is not None:
                 raise ValueError("format= or delimiter= with a table in memory, expected neither: they are of files")
             self._rows = to_arrow(data, roles, name).combine_chunks()
+        elif data and is_histories(data):
+            raise ValueError(
+                f"{name} is {shorten(data)}, expected files, or a table whose columns have names: pass a dictionary "
+                "of columns, or a data frame"
+            )
         else:
             self.files, self.format = find_files(data, format)
             if delimiter is not None and self.format != "csv":

@@ -244,7 +244,7 @@ class _Progress(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.report(min(1.0, state.global_step / state.max_steps), self.loss)
-        if args.load_best_model_at_end and state.global_step >= state.max_steps:
+        if args.load_best_model_at_end and args.eval_strategy == "steps" and state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True  # the last weights may be the best
 
 
@@ -271,7 +271,9 @@ def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
     recipe = RECIPE | {"use_cpu": not torch.accelerator.is_available()}
     if validated:
         recipe |= {"eval_strategy": "steps", "eval_steps": 0.05, "per_device_eval_batch_size": 256}
-        recipe |= {"save_strategy": "steps", "save_steps": given.get("eval_steps", 0.05), "save_total_limit": 1}
+        # A checkpoint with every loss.
+        recipe |= {"save_strategy": given.get("eval_strategy", "steps"), "save_steps": given.get("eval_steps", 0.05)}
+        recipe |= {"save_total_limit": 1}
         recipe |= {"load_best_model_at_end": True}
     if "num_train_epochs" in given:
         del recipe["max_steps"]
