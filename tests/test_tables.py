@@ -496,6 +496,7 @@ BAD = [
     ("jsonl", FIRST.replace("1}", '"a"}') + FIRST, {}, "line 3 is .*, expected .*from string to number.: correct it"),
     ("jsonl", b'{"sequence": [5], "item_id": "\xff"}', {}, "line 1 is .*, expected an object with"),
     ("jsonl", FIRST.encode() + b'{"sequence": [5], "item_id": "\xff"}', {}, "line 3 is .*, expected an object with"),
+    ("jsonl", b'{"sequence": [5], "item_id": "a"}\n{"sequence": [5], "item_id": "\xb2"}', {}, "line 2 is .*UTF8"),
     ("jsonl", FIRST + '{"item_id": 2}', {}, "row 1 is None, expected at least one token"),
     ("jsonl", FIRST + '{"sequence": [5]}', {}, "column 'item_id', row 1 is None, expected an id"),
     ("jsonl", FIRST + '{"sequence": [5, null, 7], "item_id": 2}', {}, rf"row 1 is \[5, None, 7\], {GAP}"),

@@ -185,7 +185,9 @@ def _first_types(file: Path, number: int, line: bytes, roles: Mapping[str, str],
 def _parse_json(block: bytes, schema: Any) -> Any:
     parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     read = pyarrow.json.ReadOptions(block_size=len(block) + 1)  # else a line may be longer than pyarrow's block
-    return pyarrow.json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
+    table = pyarrow.json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
+    table.validate(full=True)  # texts may not be UTF-8
+    return table
 
 
 def _line_error(file: Path, number: int, line: bytes, names: Mapping[str, str], reason: object) -> ValueError:
