@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ from .snapshot import Snapshot, refuse_unknown
 from .summary import summarise
 from .trie import PADDING
 
+Read = TypeVar("Read", bound="TableFiles")  # not `Self`, which beartype accepts only on whole classes
+
 
 class TableFiles:
     """`from_table` of one kind of files, under its name."""
@@ -41,17 +43,17 @@ class TableFiles:
     from_table: Any
 
     @classmethod
-    def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> Self:
+    def from_parquet(cls: type[Read], path: str | Path | Sequence[str | Path], **options: Any) -> Read:
         """`from_table` of Parquet files."""
         return cls.from_table(path, format="parquet", **options)
 
     @classmethod
-    def from_csv(cls, path: str | Path | Sequence[str | Path], **options: Any) -> Self:
+    def from_csv(cls: type[Read], path: str | Path | Sequence[str | Path], **options: Any) -> Read:
         """`from_table` of CSV files."""
         return cls.from_table(path, format="csv", **options)
 
     @classmethod
-    def from_jsonl(cls, path: str | Path | Sequence[str | Path], **options: Any) -> Self:
+    def from_jsonl(cls: type[Read], path: str | Path | Sequence[str | Path], **options: Any) -> Read:
         """`from_table` of files of JSON lines."""
         return cls.from_table(path, format="jsonl", **options)
 

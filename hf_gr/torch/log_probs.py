@@ -26,7 +26,7 @@ CPU_NUMBERS, DEVICE_NUMBERS = 2**21, 2**24
 NOT_COMPILED: set[torch.device] = set()  # where compiling has failed
 
 
-def rows_at_once(rows: Float[Tensor, "rows vocab"]) -> int:
+def rows_at_once(rows: Float[Tensor, "*rows vocab"]) -> int:
     """How many rows to normalise together."""
     numbers = CPU_NUMBERS if rows.device.type == "cpu" else DEVICE_NUMBERS
     return max(numbers // rows.shape[-1], 1)
