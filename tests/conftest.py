@@ -32,7 +32,7 @@ os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 settings.register_profile("hf_gr", deadline=None, max_examples=30)
 settings.load_profile("hf_gr")
 
-collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they write tables of users
+collect_ignore_glob = [] if find_spec("pyarrow") else ["test_jobs_*"]  # they write tables of users
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 CAN_TELL = hasattr(os, "sched_getaffinity")
 MOST_WORKERS = 8  # each holds PyTorch and JAX: about a gigabyte
 # Files of many seconds, the longest first: one that begins last keeps one core busy while the others are idle.
-LONGEST = "offline_run pretend_cuda captured flax_decode training flax_model".split()
+LONGEST = "jobs_run pretend_cuda captured flax_decode training flax_model".split()
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_case import Case, command, make_case, make_users, options_of, write_users
+from jobs_case import Case, command, make_case, make_users, options_of, write_users
 
 from hf_gr import AutoModelForGenerativeRetrieval, recommend
 

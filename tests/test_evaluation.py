@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from offline_case import Case, RankingTotals, make_case, make_users, read, write_users
+from jobs_case import Case, RankingTotals, make_case, make_users, read, write_users
 from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex, evaluate

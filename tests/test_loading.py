@@ -15,7 +15,7 @@ import torch
 from families import build
 from hub_server import HubServer
 from huggingface_hub import HfApi
-from offline_case import Case, make_case, write_users
+from jobs_case import Case, make_case, write_users
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 

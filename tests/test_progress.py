@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from offline_case import Case, command, make_case, make_users, options_of, run, write_users
+from jobs_case import Case, command, make_case, make_users, options_of, run, write_users
 from tqdm.auto import tqdm
 
 from hf_gr import recommend

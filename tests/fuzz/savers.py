@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is saved over and over, state by state, by processes that are killed. Each state says its number.
 
-A child of `offline_case.SERVER` runs `save_on`; it knows these names without any further import.
+A child of `jobs_case.SERVER` runs `save_on`; it knows these names without any further import.
 """
 
 from __future__ import annotations

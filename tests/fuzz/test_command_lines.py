@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 pytest.importorskip("pyarrow")
 
 import huggingface_hub  # noqa: E402
-from offline_case import make_case, make_users, write_users  # noqa: E402
+from jobs_case import make_case, make_users, write_users  # noqa: E402
 
 from hf_gr import ConstraintIndex  # noqa: E402
 from hf_gr.commands import app as cli  # noqa: E402

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jobs_case
 import numpy as np
-import offline_case
 import pytest
 from savers import SAVERS, save_on
 
@@ -26,9 +26,7 @@ KILLS = 8  # in one folder, one after the other: each begins with what the one b
 SECONDS = 0.03  # to the kill, at most, from a first save on: a save takes 3 to 15 ms
 STARTED = 60.0  # a process that has not begun by then never will
 
-offline_case.SERVER.set_forkserver_preload(
-    ["offline_case", "pytest", "savers", "transformers.models.llama.modeling_llama"]
-)
+jobs_case.SERVER.set_forkserver_preload(["jobs_case", "pytest", "savers", "transformers.models.llama.modeling_llama"])
 
 
 def check_kills(rng: np.random.Generator, kind: str, folder: Path) -> int:
@@ -37,8 +35,8 @@ def check_kills(rng: np.random.Generator, kind: str, folder: Path) -> int:
     saver.save(folder, 1)
     last, num_between = 1, 0
     for _ in range(KILLS):
-        begun = offline_case.SERVER.Value("q", last, lock=False)
-        process = offline_case.in_another_process(save_on, kind, folder, begun, last + 1)
+        begun = jobs_case.SERVER.Value("q", last, lock=False)
+        process = jobs_case.in_another_process(save_on, kind, folder, begun, last + 1)
         end = time.monotonic() + STARTED
         while begun.value == last:
             assert process.is_alive(), "the saver has failed"
@@ -74,12 +72,12 @@ def test_a_torn_write_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def users_of(tmp_path_factory: pytest.TempPathFactory) -> tuple[offline_case.Case, Path, bytes]:
+def users_of(tmp_path_factory: pytest.TempPathFactory) -> tuple[jobs_case.Case, Path, bytes]:
     """A recommender, users, and the rows of an undisturbed run."""
     folder = tmp_path_factory.mktemp("case")
-    case = offline_case.make_case(folder)
-    users = offline_case.write_users(folder / "users.parquet", offline_case.make_users(case, 100))
-    return case, users, offline_case.run(case, users, folder / "whole.parquet").output.read_bytes()
+    case = jobs_case.make_case(folder)
+    users = jobs_case.write_users(folder / "users.parquet", jobs_case.make_users(case, 100))
+    return case, users, jobs_case.run(case, users, folder / "whole.parquet").output.read_bytes()
 
 
 def test_runs(fuzz: Any, users_of: Any) -> None:
@@ -88,7 +86,7 @@ def test_runs(fuzz: Any, users_of: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             output = Path(name, "answers.parquet")
             for _ in range(int(case.rng.integers(1, 4))):
-                process = offline_case.in_another_process(offline_case.run_quietly, model, users, output, {})
+                process = jobs_case.in_another_process(jobs_case.run_quietly, model, users, output, {})
                 enough = int(case.rng.integers(0, 7))  # of 7 windows
                 while process.is_alive() and len(list(folder_of(output).glob("part-*"))) < enough:
                     time.sleep(0.001)
@@ -97,7 +95,7 @@ def test_runs(fuzz: Any, users_of: Any) -> None:
                 process.join()
                 assert not output.exists() or output.read_bytes() == whole
                 fuzz.count(kills=1)
-            made = offline_case.run(model, users, output)
+            made = jobs_case.run(model, users, output)
             assert output.read_bytes() == whole
             assert [path.name for path in Path(name).iterdir()] == [output.name]
             fuzz.count(resumed_windows=made.num_resumed)

@@ -10,14 +10,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import jobs_case
 import numpy as np
-import offline_case
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_case import Case, RankingTotals, command, make_case, make_users, options_of, read, run, write_users
+from jobs_case import Case, RankingTotals, command, make_case, make_users, options_of, read, run, write_users
 from typer.main import get_command as build_command
 
 from hf_gr import ConstraintIndex, evaluate, recommend
@@ -420,4 +420,4 @@ def test_the_output_is_plain_parquet(tmp_path: Path, case: Case, users: Path) ->
     assert table.schema.names == ["who", "items", "scores"]
     assert table.schema.field("items").type == pa.list_(pa.int64())
     assert table.schema.field("scores").type == pa.list_(pa.float32())
-    assert offline_case.NUM_ITEMS == len(case.tokens)
+    assert jobs_case.NUM_ITEMS == len(case.tokens)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from offline_case import Case, command, make_case, make_users, options_of, read, run, write_users
+from jobs_case import Case, command, make_case, make_users, options_of, read, run, write_users
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.jobs.metrics import user_metrics

@@ -14,7 +14,7 @@ pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 import jax
-from offline_case import SCORE_TOL, Case, command, make_case, make_users, options_of, read, run, write_users
+from jobs_case import SCORE_TOL, Case, command, make_case, make_users, options_of, read, run, write_users
 from transformers import FalconConfig
 
 from hf_gr import AutoModelForGenerativeRetrieval, evaluate, recommend

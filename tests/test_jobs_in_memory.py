@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jobs_case
 import numpy as np
-import offline_case
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from offline_case import Case, make_case, make_users, write_users
+from jobs_case import Case, make_case, make_users, write_users
 
 from hf_gr import evaluate, recommend
 from hf_gr.tables.table import Table
@@ -222,7 +222,7 @@ def test_two_processes_share_a_table(case: Case, table: pa.Table, rows: Any, oth
     backwards = table.take(list(range(NUM_USERS))[::-1])
     tables = (table, {"same": table, "shorter": table.slice(0, 20)}.get(other, backwards))
     given = [(case, one, OPTIONS) for one in tables]
-    said = offline_case.start_ranks(offline_case.recommend_in_memory_as_rank, given, offline_case.free_port())
+    said = jobs_case.start_ranks(jobs_case.recommend_in_memory_as_rank, given, jobs_case.free_port())
     if same:
         assert said == {rank: ["done", rows] for rank in (0, 1)}
     else:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import families
+import jobs_case
 import label_tokenizers
-import offline_case
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from offline_case import Case, make_case, make_users, oracle, read, run, same, write_users
+from jobs_case import Case, make_case, make_users, oracle, read, run, same, write_users
 from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
@@ -53,7 +53,7 @@ def whole(case: Case, users: Path) -> bytes:
 
 def kill(case: Case, users: Path, output: Path, call: int, name: str = "os.fsync", **more: Any) -> None:
     """A run in another process, killed at a call of a function."""
-    process = offline_case.in_another_process(offline_case.run_until_call, call, name, case, users, output, more)
+    process = jobs_case.in_another_process(jobs_case.run_until_call, call, name, case, users, output, more)
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
 
@@ -325,7 +325,7 @@ def test_a_model_that_is_partly_on_the_disk(tmp_path: Path, case: Case, users: P
     )
     assert model.device.type == "meta"
     index = ConstraintIndex.from_pretrained(case.index)
-    made = recommend(model, users, tmp_path / "a.parquet", constraint_index=index, window_rows=16, **offline_case.RUN)
+    made = recommend(model, users, tmp_path / "a.parquet", constraint_index=index, window_rows=16, **jobs_case.RUN)
     assert made.output.read_bytes() == whole  # metadata included, and so the weights' digest
     assert run(case, users, tmp_path / "b.parquet", device_map=places).output.read_bytes() == whole
     assert run(case, users, tmp_path / "c.parquet", device_map="auto").output.read_bytes() == whole
@@ -345,7 +345,7 @@ def test_the_draft_head_of_a_checkpoint_that_names_it(tmp_path: Path, case: Case
     model.generation_config.drafting = "head"
     model.generation_config.verification = "strict"
     model.save_pretrained(tmp_path / "model")
-    options = offline_case.RUN | {"constraint_index": index, "window_rows": 16}
+    options = jobs_case.RUN | {"constraint_index": index, "window_rows": 16}
     made = recommend(tmp_path / "model", users, tmp_path / "recs.parquet", **options)
     plain = recommend(tmp_path / "model", users, tmp_path / "plain.parquet", **options, drafting=None)
     assert same_rows(made.output, plain.output)
@@ -510,9 +510,7 @@ def test_parts_of_another_run_are_refused_by_what_differs(tmp_path: Path, case: 
     with pytest.raises(ValueError, match=r"recs.parquet.parts has parts of another run \(with another catalogue\)"):
         run(case, users, output, constraint_index=index)
     with pytest.raises(ValueError, match=r"parts of another run \(with another model\)"):
-        recommend(
-            model, users, output, constraint_index=case.index, **offline_case.RUN, window_rows=16, progress=False
-        )
+        recommend(model, users, output, constraint_index=case.index, **jobs_case.RUN, window_rows=16, progress=False)
     made = run(case, users, output)
     assert made.num_resumed == 3
 
@@ -551,7 +549,7 @@ def test_killed_at_any_moment_the_run_goes_on(
 def test_killed_at_random_moments_three_times(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
     output, chance, kept = tmp_path / "recs.parquet", random.Random(0), 0
     for least in (1, 2, 4):
-        process = offline_case.in_another_process(offline_case.run_quietly, case, users, output, {})
+        process = jobs_case.in_another_process(jobs_case.run_quietly, case, users, output, {})
         while process.is_alive() and len(parts_of(output)) < least:
             time.sleep(0.001)
         time.sleep(chance.random() * 0.01)
@@ -582,9 +580,9 @@ def test_a_full_disk_keeps_what_is_finished(
     tmp_path: Path, case: Case, users: Path, whole: bytes, limit: int, num_parts: int
 ) -> None:
     assert len(whole) > 5_000
-    output, messages = tmp_path / "recs.parquet", offline_case.SERVER.SimpleQueue()
+    output, messages = tmp_path / "recs.parquet", jobs_case.SERVER.SimpleQueue()
     arguments = (limit, messages, case, users, output)
-    process = offline_case.in_another_process(offline_case.run_with_small_disk, *arguments)
+    process = jobs_case.in_another_process(jobs_case.run_with_small_disk, *arguments)
     process.join(60)
     message = messages.get()
     assert "cannot be written" in message
@@ -600,7 +598,7 @@ def test_a_full_disk_keeps_what_is_finished(
 
 @pytest.fixture
 def port() -> int:
-    return offline_case.free_port()
+    return jobs_case.free_port()
 
 
 def run_ranks(
@@ -608,7 +606,7 @@ def run_ranks(
 ) -> dict[int, Any]:
     """What two processes have to say."""
     given = [(rank == dying, case, users, output, more) for rank in (0, 1)]
-    return offline_case.start_ranks(offline_case.run_as_rank, given, port, dying=dying)
+    return jobs_case.start_ranks(jobs_case.run_as_rank, given, port, dying=dying)
 
 
 def test_two_processes_make_the_same_file(tmp_path: Path, case: Case, users: Path, whole: bytes, port: int) -> None:
@@ -672,10 +670,10 @@ def test_device_map_is_of_one_process(tmp_path: Path, case: Case, users: Path, p
 def test_two_processes_share_teacher_data(tmp_path: Path, case: Case, port: int, is_same: bool) -> None:
     prompts = [[3 + number, 5] for number in range(10)]
     given = [(case, tmp_path / "two", prompts if is_same or rank else prompts[:-1]) for rank in (0, 1)]
-    said = offline_case.start_ranks(offline_case.teach_as_rank, given, port)
+    said = jobs_case.start_ranks(jobs_case.teach_as_rank, given, port)
     if is_same:
         assert said == {0: ["done", 6], 1: ["done", 4]}  # shards of 3, the last of 1
-        offline_case.teach(*case.load(), prompts, tmp_path / "one")
+        jobs_case.teach(*case.load(), prompts, tmp_path / "one")
         one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
         assert one == two
     else:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from offline_case import Case, make_case, make_users, options_of, run, write_users
+from jobs_case import Case, make_case, make_users, options_of, run, write_users
 
 from hf_gr.jobs.parts import folder_of
 

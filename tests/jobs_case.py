@@ -162,7 +162,7 @@ def run(case: Case, users: Path, output: Path, **more: Any) -> Any:
 # What other processes do. They are forked from a server that has imported all this already.
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["offline_case", "pytest", "transformers.models.llama.modeling_llama"])
+SERVER.set_forkserver_preload(["jobs_case", "pytest", "transformers.models.llama.modeling_llama"])
 
 
 def in_another_process(target: Any, *args: Any) -> Any:
