@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -30,6 +31,24 @@ ITEMS = {"B01": [5, 7], "B02": [5, 8], "B03": [6, 7], "B04": [6, 8]}
 
 def make_index() -> ConstraintIndex:
     return ConstraintIndex.from_sequences(list(ITEMS.values()), item_ids=list(ITEMS))
+
+
+class Log(Observer):
+    """Remembers what it hears of."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.outcomes: Counter[str] = Counter()
+        self.lengths: list[int] = []
+
+    def queued(self, num_waiting: int) -> None:
+        self.lengths.append(num_waiting)
+
+    def computed(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        self.outcomes[outcome] += 1
 
 
 class FakeEngine:
