@@ -17,6 +17,15 @@ TEXTS = [
     "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ 0123456789 > & ; , . : / - ( ) | ' café ĉ",
 ] * 3
 SPECIAL = ["<unk>", "<s>", "</s>"]
+LABELS = [
+    "Technology",
+    "Technology > AI",
+    "Technology > AI > Deep learning",
+    "Sports",
+    "sport",
+    "Café & crème",
+    "北京",
+]
 
 
 @functools.cache
