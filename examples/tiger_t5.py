@@ -39,7 +39,6 @@ from transformers import (
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
 from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
-from hf_gr.demo.evaluate import best_unseen
 from hf_gr.demo.semantic_ids import film_features
 from hf_gr.training import InteractionDataset, semantic_ids_from_features
 
@@ -175,13 +174,15 @@ def main() -> None:
         assert not {film for beam in beams for film in beam} & set(history.tolist()), "a film was rated before"
 
     popular = popularity_order(split.train, len(films)).tolist()
+    rated = [set(history.tolist()) for history in seen]
     rankings = {
         "the most popular films": [popular] * len(seen),
         "T5, beam search": [[film for beam in beams for film in beam] for beams in free],
         "T5, beam search in the catalogue": [[film for beam in beams for film in beam] for beams in bound],
     }
     for name, ranked in rankings.items():
-        lists = [best_unseen(ranking, history, LIST_LENGTH) for ranking, history in zip(ranked, seen, strict=True)]
+        new = ([film for film in ranking if film not in gone] for ranking, gone in zip(ranked, rated, strict=True))
+        lists = [films[:LIST_LENGTH] for films in new]
         hit_rate, ndcg = measure(lists, targets)
         print(f"{name:34} HR@10 {hit_rate:6.1%}   NDCG@10 {ndcg:.4f}")
     invalid = sum(not beam for beams in free for beam in beams) / sum(map(len, free))

@@ -44,7 +44,7 @@ from torch import Tensor
 from transformers import TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
-from hf_gr.demo.evaluate import make_prompts
+from hf_gr.demo.compare import make_prompts
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import (
     AtSpeedTrainer,

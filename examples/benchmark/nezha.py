@@ -44,7 +44,7 @@ from torch.utils.data import Subset
 from transformers import TrainingArguments, set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from hf_gr.demo.evaluate import make_prompts, same_answers
+from hf_gr.demo.compare import make_prompts, same_answers
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import DraftHeadTrainer, InteractionDataset, train_recommender
 

@@ -17,7 +17,6 @@ import uvicorn
 from huggingface_hub import snapshot_download
 
 from hf_gr import Engine
-from hf_gr.demo.cache import default_folder
 from hf_gr.demo.run import DemoSettings, run_demo
 from hf_gr.serving.app import make_app
 from hf_gr.serving.page import add_page, find_titles
@@ -32,8 +31,7 @@ def find_model() -> Path:
     if name:
         return Path(snapshot_download(name))
     settings = DemoSettings.fast() if "--fast" in sys.argv else DemoSettings()
-    run_demo(settings)
-    return default_folder() / settings.key
+    return run_demo(settings).folder
 
 
 def make_space() -> gradio.Blocks:

