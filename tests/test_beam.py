@@ -82,52 +82,28 @@ def hard_keys(width: int, seed: int) -> torch.Tensor:
     return keys
 
 
-def are_best(best: tuple[torch.Tensor, torch.Tensor], keys: torch.Tensor, number: int) -> bool:
-    """Whether keys and places are those of a plain top-k, up to ties."""
-    found, places = best
-    is_there = torch.equal(found, keys.gather(1, places)) and all(len(set(row.tolist())) == number for row in places)
-    return is_there and torch.equal(found, keys.topk(number).values)
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize("number", [1, 7, 200])
-@pytest.mark.parametrize("width", [29_999, 30_016, 40_000, 40_001])
-def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> None:
-    keys = hard_keys(width, number)
-    assert are_best(top_keys(keys, number), keys, number)
-
-
-@pytest.mark.parametrize("number", [1, 5, 64])
-@pytest.mark.parametrize("block", [2, 8, 32])
-@pytest.mark.parametrize("width", [4_096, 4_097, 4_127])
-def test_blocks_of_every_size_give_the_best(
-    width: int, block: int, number: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [1, 7, 64, 200])
+@pytest.mark.parametrize(
+    ("width", "block", "device"),
+    [
+        *[(width, None, "cpu") for width in (29_999, 30_016, 40_001)],
+        *[(width, block, "cpu") for width in (4_096, 4_127) for block in (2, 8)],
+        pytest.param(2**20 + 77, None, "cuda", marks=ON_GPU),
+    ],
+)
+def test_blocks_give_the_best(
+    width: int, block: int | None, device: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_block_size", lambda *_: block)
-    keys = hard_keys(width, number)
-    assert are_best(top_keys(keys, number), keys, number)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("number", [1, 64, 512])
-@pytest.mark.parametrize("width", [131_072, 2**20, 2**20 + 77])
-def test_blocks_on_a_gpu_give_the_best(width: int, number: int) -> None:
-    keys = hard_keys(width, number).cuda()
-    assert are_best(top_keys(keys, number), keys, number)
-
-
-def test_planted_too_few_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half as many blocks hold the best of ordinary keys now and then; hard ones tell."""
-    topk = torch.Tensor.topk
-
-    def fewer(keys: torch.Tensor, number: int, **options: bool) -> object:
-        return topk(keys, max(number // 2, 1) if options else number, **options)
-
-    keys = hard_keys(40_000, 7)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "topk", fewer)
-        best = top_keys(keys, 7)
-    assert not are_best(best, keys, 7)
+    if block is not None:
+        monkeypatch.setattr(blocks, "_block_size", lambda *_: block)
+    keys = hard_keys(width, number).to(device)
+    found, places = top_keys(keys, number)
+    assert torch.equal(found, keys.gather(1, places))
+    assert all(len(set(row)) == number for row in places.tolist())
+    assert torch.equal(found, keys.topk(number).values)
 
 
 def test_a_device_reads_in_blocks_what_is_wide_and_a_cpu_sooner() -> None:
@@ -164,31 +140,20 @@ def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> No
 def test_noise_decides_and_is_no_part_of_the_scores() -> None:
     scores = torch.tensor([[[-5.0, -6.0], [-1.0, DEAD]]])
     noise = torch.tensor([[[0.0, 5.5], [0.0, 9.0]]])
-    drawn = select(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, num_kept=2, dead_state=7, noise=noise)
-    assert drawn.tokens.tolist() == [[11, 12]]
-    assert drawn.scores.tolist() == [[-6.0, -1.0]]
-    chosen = choose(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, dead_state=7, noise=noise)
-    assert chosen.tokens.tolist() == [[11, 12]]
-    assert chosen.scores.tolist() == [[-6.0, -1.0]]
-
-
-def test_paths_choose_for_themselves() -> None:
-    scores = torch.tensor([[[-5.0, -6.0], [-1.0, -0.5]]])
-    chosen = choose(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, dead_state=7)
-    assert chosen.tokens.tolist() == [[10, 13]]
-    assert chosen.parents.tolist() == [[0, 1]]
+    start, below = beams([[0.0, 0.0]]), candidates(1, 2, 2)
+    drawn = select(start, below, scores, num_kept=2, dead_state=7, noise=noise)
+    paths = choose(start, below, scores, dead_state=7, noise=noise)
+    for kept in (drawn, paths):
+        assert kept.tokens.tolist() == [[11, 12]]
+        assert kept.scores.tolist() == [[-6.0, -1.0]]
+        assert kept.parents.tolist() == [[0, 1]]
+    assert choose(start, below, scores, dead_state=7).tokens.tolist() == [[10, 12]]
 
 
 def test_only_the_k_best_may_finish() -> None:
-    kept = beams([[-1.0, -2.0, -3.0, -4.0]])
     ends = torch.tensor([[False, True, True, False]])
-    running, pool = retire(
-        kept,
-        none_yet(2, 4),
-        ends,
-        length_penalty=1.0,
-        early_stopping=False,
-    )
+    kept = beams([[-1.0, -2.0, -3.0, -4.0]])
+    running, pool = retire(kept, none_yet(2, 4), ends, length_penalty=1.0, early_stopping=False)
     assert pool.scores.tolist() == [[-1.0, DEAD]]  # the second best, by its length of 2; the third is beyond K = 2
     assert pool.sequences[0, 0, :2].tolist() == [1, 1]
     assert pool.beam_indices[0, 0].tolist() == [1, 1, -1, -1]
@@ -196,18 +161,17 @@ def test_only_the_k_best_may_finish() -> None:
 
 
 def test_a_full_or_closed_row_takes_no_more() -> None:
-    pool = none_yet(1, 4)
-    _, pool = retire(beams([[-2.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=True)
+    def best_after(score: float, pool: Finished, early_stopping: bool) -> Finished:
+        ends = torch.tensor([[True]])
+        return retire(beams([[score]]), pool, ends, length_penalty=0.0, early_stopping=early_stopping)[1]
+
+    pool = best_after(-2.0, none_yet(1, 4), True)
     assert bool(pool.is_full)
-    for early_stopping, score in ((True, -2.0), (False, -1.0)):
-        _, later = retire(
-            beams([[-1.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=early_stopping
-        )
-        assert later.scores.tolist() == [[score]]
+    assert best_after(-1.0, pool, True).scores.tolist() == [[-2.0]]
+    assert best_after(-1.0, pool, False).scores.tolist() == [[-1.0]]
     closed = update_may_improve(beams([[-3.0]]), pool, length_penalty=0.0, early_stopping=False, max_new_tokens=4)
     assert closed.may_improve.tolist() == [[False]]
-    _, later = retire(beams([[-1.0]]), closed, torch.tensor([[True]]), length_penalty=0.0, early_stopping=False)
-    assert later.scores.tolist() == [[-2.0]]
+    assert best_after(-1.0, closed, False).scores.tolist() == [[-2.0]]
 
 
 @pytest.mark.parametrize(
@@ -215,13 +179,9 @@ def test_a_full_or_closed_row_takes_no_more() -> None:
     [(False, 1.0, False), ("never", 1.0, True), ("never", 0.0, False), (True, 1.0, False)],
 )
 def test_never_reckons_with_the_longest_sequence(early_stopping, length_penalty: float, may_improve: bool) -> None:
-    pool = none_yet(1, 8)
-    _, pool = retire(
-        beams([[-2.0]]), pool, torch.tensor([[True]]), length_penalty=length_penalty, early_stopping=False
-    )
-    pool = update_may_improve(
-        beams([[-3.0]]), pool, length_penalty=length_penalty, early_stopping=early_stopping, max_new_tokens=8
-    )
+    ends, how = torch.tensor([[True]]), {"length_penalty": length_penalty}
+    _, pool = retire(beams([[-2.0]]), none_yet(1, 8), ends, early_stopping=False, **how)
+    pool = update_may_improve(beams([[-3.0]]), pool, early_stopping=early_stopping, max_new_tokens=8, **how)
     assert pool.may_improve.tolist() == [[may_improve]]
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from inspect import getmembers, isfunction
 from types import ModuleType
 from typing import Any
@@ -49,52 +50,30 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
 
 
 def modules() -> list[tuple[ModuleType, Callable[[np.ndarray], Any]]]:
-    found: list[tuple[ModuleType, Callable[[np.ndarray], Any]]] = [(torch_ops, torch.from_numpy)]
-    try:
-        import jax.numpy as jnp
+    if find_spec("flax") is None:
+        return [(torch_ops, torch.from_numpy)]
+    import jax.numpy as jnp
 
-        from hf_gr.flax import ops as flax_ops
-    except ImportError:
-        return found
-    return [*found, (flax_ops, jnp.asarray)]
+    from hf_gr.flax import ops as flax_ops
 
-
-def same(module: ModuleType, to_array: Callable[[np.ndarray], Any], name: str, case: tuple[Any, ...]) -> bool:
-    def moved(value: Any) -> Any:
-        if isinstance(value, list):
-            return [moved(one) for one in value]
-        return to_array(value.copy()) if isinstance(value, np.ndarray) else value
-
-    expected, found = getattr(ops, name)(*case), getattr(module, name)(*map(moved, case))
-    pairs = zip(expected, found, strict=True) if name == "topk" else [(expected, found)]
-    return all(
-        np.asarray(other).shape == mine.shape
-        and np.asarray(other).dtype.kind == mine.dtype.kind
-        and np.allclose(mine, np.asarray(other), rtol=1e-6, atol=1e-6, equal_nan=True)
-        for mine, other in pairs
-    )
+    return [(torch_ops, torch.from_numpy), (flax_ops, jnp.asarray)]
 
 
 @pytest.mark.parametrize(("module", "to_array"), modules(), ids=lambda one: getattr(one, "__name__", ""))
 @pytest.mark.parametrize("name", CASES)
 def test_operations_mean_what_numpys_do(module: ModuleType, to_array: Callable[[Any], Any], name: str) -> None:
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [moved(one) for one in value]
+        return to_array(value.copy()) if isinstance(value, np.ndarray) else value
+
     for case in CASES[name]:
-        assert same(module, to_array, name, case), (name, case)
+        expected, found = getattr(ops, name)(*case), getattr(module, name)(*map(moved, case))
+        for mine, other in zip(expected, found, strict=True) if name == "topk" else [(expected, np.asarray(found))]:
+            assert np.asarray(other).dtype.kind == mine.dtype.kind
+            assert np.asarray(other).shape == mine.shape
+            np.testing.assert_allclose(np.asarray(other), mine, rtol=1e-6, atol=1e-6)
 
 
 def test_every_operation_is_tested() -> None:
     assert set(CASES) == {name for name, _ in getmembers(ops, isfunction)}
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("argmax", lambda values: values.argmin(-1)),
-        ("topk", lambda keys, number: keys.topk(number, largest=False)),
-        ("first_false", lambda flags, number: (~flags).int().argsort(dim=-1, stable=True)[..., :number]),
-        ("pad", lambda values, number, fill: torch.nn.functional.pad(values, (number, 0), value=fill)),
-    ],
-)
-def test_a_planted_operation_is_seen(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ops, name, wrong)
-    assert not all(same(torch_ops, torch.from_numpy, name, case) for case in CASES[name])

@@ -9,7 +9,6 @@ import functools
 import io
 import itertools
 import json
-import logging
 import pickle
 import sys
 import threading
@@ -47,7 +46,6 @@ from hf_gr import (
     GRGenerationMixin,
     enable,
 )
-from hf_gr.catalogue.trie import Trie
 from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts, mixin, scorers
 from hf_gr.generation.torch.encoder_decoders import _Lookup, _positions
@@ -58,6 +56,7 @@ ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 4))
 INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 4].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS)
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+LOOP = {"use_cache": False}  # decodes in transformers' own loop
 
 
 def enabled(family: str = "qwen3") -> Any:
@@ -73,43 +72,47 @@ def generated(out: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
-def test_beams_equal_the_slow_reference(index: ConstraintIndex) -> None:
+@pytest.mark.parametrize("forbidden", [[], [token for token in range(3, 24) if token % 3]], ids=["all", "few"])
+@pytest.mark.parametrize("how", [{}, {"drafting": "trie"}, LOOP], ids=str)
+def test_beams_equal_the_slow_reference(index: ConstraintIndex, forbidden: list[int], how: dict[str, Any]) -> None:
+    """Also where processors leave some beams no token: no item is lost to them."""
     model, inputs = enabled(), prompts(1, 7)
 
+    @torch.no_grad()
     def next_log_probs(prefix: tuple[int, ...]) -> np.ndarray:
         tokens = torch.cat([inputs["input_ids"], torch.tensor([prefix], dtype=torch.long)], dim=1)
-        with torch.no_grad():
-            return model(input_ids=tokens, use_cache=False).logits[0, -1].log_softmax(-1).numpy()
+        scores = model(input_ids=tokens, use_cache=False).logits[0, -1].log_softmax(-1).numpy().copy()
+        scores[forbidden] = -np.inf
+        return scores
 
-    expected = reference_beam_search(next_log_probs, list(index), num_beams=6)
-    out = model.generate(
-        **inputs, constraint_index=index, num_beams=6, num_return_sequences=6, early_stopping="never", **DETAILS
-    )
+    renormalize = bool(forbidden)
+    with np.errstate(divide="ignore"):
+        expected = reference_beam_search(next_log_probs, list(index), num_beams=9, renormalize_logits=renormalize)
+    options = {"num_beams": 9, "num_return_sequences": 9, "early_stopping": "never", "renormalize_logits": renormalize}
+    options |= {"suppress_tokens": forbidden or None}
+    out = model.generate(**inputs, constraint_index=index, **options, **how, **DETAILS)
     rows = [[token for token in row if token != PAD] for row in generated(out, inputs).tolist()]
-    assert rows == [list(sequence) for sequence, _ in expected]
-    scores = torch.tensor([score for _, score in expected])
+    missing = 9 - len(expected)
+    assert (0 < missing < 9) == renormalize
+    assert rows == [list(sequence) for sequence, _ in expected] + [[]] * missing
+    scores = torch.tensor([score for _, score in expected] + [-torch.inf] * missing)
     torch.testing.assert_close(out.sequences_scores, scores, atol=SCORE_TOL, rtol=0, check_dtype=False)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "bloom", "t5", "mamba"])
 @pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
 def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged: bool) -> None:
-    config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
-    model = enable(build(family, config=config) if family == "mamba" else shared(family))
+    model = enabled(family)
     rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if ragged else SMALL
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-    inputs = prompts(2, 6)
-    out = model.generate(
-        **inputs, constraint_index=index, num_beams=9, num_return_sequences=9, pad_token_id=PAD, **DETAILS
-    )
-    prompt_length = 1 if model.config.is_encoder_decoder else 6
-    for request in range(2):
-        rows_ = slice(9 * request, 9 * request + 9)
-        items = index.items(out.sequences[rows_, prompt_length:])
-        scores = out.sequences_scores[rows_]
+    options = {"num_beams": 9, "num_return_sequences": 9, "pad_token_id": PAD}
+    out = model.generate(**prompts(2, 6), constraint_index=index, **options, **DETAILS)
+    answers = out.sequences[:, 1 if model.config.is_encoder_decoder else 6 :]
+    for tokens, scores in zip(answers.view(2, 9, -1), out.sequences_scores.view(2, 9), strict=True):
+        items = index.items(tokens)
         assert sorted(itertools.chain(*items[: len(index)])) == list(range(5))
         assert not any(items[len(index) :])
-        assert (out.sequences[rows_, prompt_length:][len(index) :] == PAD).all()
+        assert (tokens[len(index) :] == PAD).all()
         assert scores[: len(index)].isfinite().all()
         assert (scores[len(index) :] == -torch.inf).all()
         assert (scores[: len(index)].diff() <= 0).all()
@@ -136,87 +139,40 @@ def test_resized_embeddings_decide_over_a_head_that_says_otherwise() -> None:
     ]
 
 
-def test_a_level_may_have_more_beams_than_a_model_has_positions() -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    fields = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "is_decoder": True, **sizes}
-    inputs, how = prompts(1, 6), {"constraint_index": INDEX, "num_beams": 20, "num_return_sequences": 20, **DETAILS}
-    model = enable(build("big_bird", config=fields | {"attention_type": "original_full"}))
-    ours, theirs = model.generate(**inputs, **how), model.generate(**inputs, **how, use_cache=False)
-    assert ours.sequences.tolist() == theirs.sequences.tolist()
-    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, atol=SCORE_TOL, rtol=0)
-
-
-@pytest.mark.parametrize("eos_token_id", [None, EOS])
-def test_a_missing_row_spells_no_item(eos_token_id: int | None) -> None:
-    """Where padding is a code: a row of it would be an item, or, cut to one token, one that lacks its end token."""
-    inputs = prompts(1, 5)
-    rows = [[PAD, PAD], [5, 7]] if eos_token_id is None else [[PAD], [5, 7]]
-    index = ConstraintIndex.from_sequences(rows, eos_token_id=eos_token_id)
-    how = {"num_beams": 2, "num_return_sequences": 2, "pad_token_id": PAD}
-    for excluded, expected in (([0], [[1], []]), ([0, 1], [[], []])):
-        out = enabled().generate(**inputs, constraint_index=index, exclude_items=[excluded], **how)
-        assert index.items(generated(out, inputs)) == expected
-
-
-def test_padding_that_begins_no_item_costs_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trie, "walk", None)  # 2 ms of every call, if sequences are long
-    inputs = prompts(1, 5)
-    out = enabled().generate(**inputs, constraint_index=INDEX, num_beams=4)
-    assert out.shape[1] > 5
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "bloom", "t5"])
+@pytest.mark.parametrize("how", [{}, LOOP], ids=str)
 @pytest.mark.parametrize(
-    "kwargs", [{"num_beams": 1}, {"num_beams": 5}, {"num_beams": 1, "num_return_sequences": 4}], ids=str
+    ("rows", "end", "excluded", "expected"),
+    [
+        ([[PAD, PAD], [5, 7]], None, [0], [[], [1]]),
+        ([[PAD, PAD], [5, 7]], None, [0, 1], [[], []]),
+        ([[PAD], [5, 7]], EOS, [0], [[], [1]]),
+        ([[PAD, PAD], [5, PAD], [5, 6]], None, [], [[0], [1], [2]]),
+    ],
 )
-@pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
-def test_sampling_gives_items_only_and_follows_the_seed(family: str, kwargs: dict, index: ConstraintIndex) -> None:
+def test_a_missing_row_spells_no_item(rows: Any, end: int | None, excluded: Any, expected: Any, how: Any) -> None:
+    """Where padding is a code: a row of it would be an item, or, cut to one token, one that lacks its end token."""
+    inputs, index = prompts(1, 5), ConstraintIndex.from_sequences(rows, eos_token_id=end)
+    options = {"num_beams": 4, "num_return_sequences": 4, "pad_token_id": PAD, "exclude_items": [excluded], **how}
+    out = enabled().generate(**inputs, constraint_index=index, **options)
+    assert sorted(index.items(generated(out, inputs))) == [[]] * (4 - len(expected)) + expected
+
+
+@pytest.mark.parametrize("family", ["qwen3", "bloom", "t5"])
+@pytest.mark.parametrize(
+    "width", [{}, {"num_return_sequences": 4}, {"num_beams": 5, "num_return_sequences": 5}], ids=str
+)
+def test_sampling_gives_items_only_and_follows_the_seed(family: str, width: dict[str, int]) -> None:
     model, inputs = enabled(family), prompts(3, 8, padded=True)
-    options = {"do_sample": True, "temperature": 3.0, "top_k": 20, "top_p": 0.95, "num_return_sequences": 1, **kwargs}
+    options = {"do_sample": True, "temperature": 3.0, "top_k": 20, "top_p": 0.95, **width}
     results = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        results.append(model.generate(**inputs, constraint_index=index, **options))
-    length = 1 if model.config.is_encoder_decoder else 8
-    assert all(index.items(results[0][:, length:]))
-    assert results[0].tolist() == results[1].tolist()
-    assert results[0].shape != results[2].shape or not torch.equal(results[0], results[2])
-
-
-def test_sampling_follows_the_constrained_distribution() -> None:
-    # 5 sequences, 4,000 independent draws: each frequency lies within 4 standard deviations of its probability.
-    model, inputs = enabled(), prompts(1, 5)
-    index, draws = ConstraintIndex.from_sequences(SMALL), 4000
-    probability = {}
-    for sequence in index:
-        tokens, log_prob = inputs["input_ids"], 0.0
-        for position, token in enumerate(sequence):
-            legal = index.allowed_next_tokens(sequence[:position])
-            with torch.no_grad():
-                logits = model(input_ids=tokens).logits[0, -1] / 2.0
-            log_prob += float(logits[token] - logits[legal].logsumexp(-1))
-            tokens = torch.cat([tokens, torch.tensor([[token]])], dim=1)
-        probability[tuple(sequence)] = np.exp(log_prob)
-    assert sum(probability.values()) == pytest.approx(1, abs=1e-5)
-    torch.manual_seed(0)
-    out = model.generate(
-        **inputs, constraint_index=index, do_sample=True, num_return_sequences=draws, temperature=2.0, top_k=0
-    )
-    counts = {sequence: 0 for sequence in probability}
-    for row in generated(out, inputs).tolist():
-        counts[tuple(row)] += 1
-    for sequence, p in probability.items():
-        assert abs(counts[sequence] - draws * p) <= 4 * np.sqrt(draws * p * (1 - p)) + 1, sequence
-
-
-def test_beam_sampling_draws_without_replacement() -> None:
-    model, inputs = enabled(), prompts(2, 5)
-    out = model.generate(
-        **inputs, constraint_index=INDEX, do_sample=True, num_beams=6, num_return_sequences=6, top_k=0, **DETAILS
-    )
-    rows = generated(out, inputs).view(2, 6, -1).tolist()
-    assert all(len({tuple(row) for row in request}) == 6 for request in rows)
-    assert (out.sequences_scores.view(2, 6).diff() <= 0).all()
+        results.append(model.generate(**inputs, constraint_index=RAGGED, **options))
+    answers = results[0][:, 1 if model.config.is_encoder_decoder else 8 :]
+    assert all(RAGGED.items(answers))
+    assert results[0].tolist() == results[1].tolist() != results[2].tolist()
+    if "num_beams" in width:  # drawn without replacement
+        assert all(len({tuple(row) for row in request}) == 5 for request in answers.view(3, 5, -1).tolist())
 
 
 def test_scores_are_given_as_asked_for() -> None:
@@ -233,8 +189,11 @@ def test_scores_are_given_as_asked_for() -> None:
 
 def test_without_a_catalogue_it_is_transformers_generate() -> None:
     model, inputs = enabled(), prompts(2, 5)
-    for kwargs in ({"num_beams": 3}, {"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}):
+    sampled = {"do_sample": True, "num_return_sequences": 3}
+    for kwargs in ({"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}, sampled):
+        torch.manual_seed(0)
         theirs = GenerationMixin.generate(model, **inputs, max_new_tokens=6, **kwargs)
+        torch.manual_seed(0)
         assert model.generate(**inputs, max_new_tokens=6, **kwargs).tolist() == theirs.tolist()
 
 
@@ -327,7 +286,7 @@ def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> 
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "t5", "bart"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "t5", "bart"])
 @pytest.mark.parametrize("width", [{"num_beams": 5, "num_return_sequences": 5}, {}], ids=str)
 def test_a_returned_cache_serves_the_same_prompt_again(family: str, width: dict[str, int]) -> None:
     model = enabled(family)
@@ -343,41 +302,6 @@ def test_a_returned_cache_serves_the_same_prompt_again(family: str, width: dict[
             assert cache.get_seq_length() == held
 
 
-def test_a_returned_cache_serves_a_draft_head() -> None:
-    model = enable(build("qwen3"))
-    model.add_draft_head(INDEX)
-    common = {**prompts(2, 9, padded=True), "constraint_index": INDEX, "num_beams": 5, "drafting": "head", **DETAILS}
-    expected = model.generate(**common)
-    out = model.generate(**common, past_key_values=expected.past_key_values)
-    assert out.sequences.tolist() == expected.sequences.tolist()
-    torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
-
-
-def test_a_cache_that_no_prompt_continues_is_refused() -> None:
-    inputs = prompts(2, 9)
-    answered = shared("qwen3").generate(**inputs, max_new_tokens=4, **DETAILS)
-    with pytest.raises(ValueError, match="past_key_values holds 12 tokens, expected at most 9, the prompt's"):
-        enabled().generate(**inputs, constraint_index=INDEX, past_key_values=answered.past_key_values)
-    rest = {"input_ids": inputs["input_ids"][:, 6:], "attention_mask": inputs["attention_mask"]}
-    begun = enabled()(inputs["input_ids"][:, :4]).past_key_values
-    with pytest.raises(ValueError, match="holds 4 tokens and the prompt 3, expected the 9 of attention_mask together"):
-        enabled().generate(**rest, constraint_index=INDEX, past_key_values=begun)
-    with pytest.raises(ValueError, match="past_key_values is given with use_cache=False, expected one of them"):
-        enabled().generate(**inputs, constraint_index=INDEX, past_key_values=DynamicCache(), use_cache=False)
-    config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
-    model = enable(build("mamba", config=config))
-    cache = model(**inputs).cache_params
-    with pytest.raises(ValueError, match="past_key_values holds only recurrent states, expected keys and values"):
-        model.generate(**inputs, constraint_index=INDEX, past_key_values=cache)
-
-
-def test_the_returned_cache_is_the_prompts() -> None:
-    model, inputs = enabled(), prompts(1, 6)
-    out = model.generate(**inputs, constraint_index=INDEX, num_beams=5, return_dict_in_generate=True)
-    assert out.past_key_values.get_seq_length() == 6
-    assert out.past_key_values.layers[0].keys.shape[0] == 1
-
-
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_embeddings_may_take_the_place_of_tokens(family: str) -> None:
     model, inputs = enabled(family), prompts(2, 7)
@@ -390,20 +314,11 @@ def test_embeddings_may_take_the_place_of_tokens(family: str) -> None:
     assert out[:, -4:].tolist() == expected[:, -4:].tolist()
 
 
-def test_a_training_model_decodes_and_goes_on_training() -> None:
-    model = enable(
-        build("gemma", config={"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": VOCABULARY})
-    )
-    model.train()
-    model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=4)
-    assert model.training
-
-
 NO_DROPOUT = {"t5": {"dropout_rate": 0.0}, "bart": {"dropout": 0.0}}
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.parametrize("family", ["llama", "qwen3", "t5", "bart"])
+@pytest.mark.parametrize("family", ["llama", "bart", "t5"])
 def test_gradient_checkpointing_in_training_mode_changes_nothing(
     family: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,9 +327,9 @@ def test_gradient_checkpointing_in_training_mode_changes_nothing(
     common = {**prompts(2, 9, padded=True), "constraint_index": INDEX, "pad_token_id": PAD, **DETAILS}
     wide = {"num_beams": 4, "num_return_sequences": 4}
     ways = [{}, wide, wide | {"drafting": "trie"}, wide | {"assistant_model": shared(family)}]
-    if family in ("llama", "t5"):
+    if family != "bart":
         model.add_draft_head(INDEX)
-        ways = [wide | {"drafting": "head"}, wide | {"drafting": "head", "verification": "strict"}, {}]
+        ways = [{}, wide | {"drafting": "head"}, wide | {"drafting": "head", "verification": "strict"}]
     expected = [model.generate(**common, **way).sequences.tolist() for way in ways]
     model.gradient_checkpointing_enable()
     assert model.generate(**common, **ways[0]).sequences.tolist() == expected[0]
@@ -422,6 +337,7 @@ def test_gradient_checkpointing_in_training_mode_changes_nothing(
     model.train()
     for way, sequences in zip(ways, expected, strict=True):
         assert model.generate(**common, **way).sequences.tolist() == sequences
+    assert model.training
     assert "no cache (use_cache=False, or gradient checkpointing in training mode): decoding in" in caplog.text
     with pytest.raises(ValueError, match=r"past_key_values is given in training mode .* call model.eval\(\)"):
         model.generate(**common, past_key_values=DynamicCache())
@@ -437,19 +353,13 @@ def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
 # Which way it goes
 
 
-@pytest.mark.parametrize(
-    ("family", "takes"),
-    [("qwen3", True), ("bloom", False), ("t5", True), ("stablelm", True), ("gpt_neo", False), ("falcon", False)],
-)
-def test_which_models_take_trees(family: str, takes: bool) -> None:
-    configs = {
-        "falcon": {"alibi": True},
-        "stablelm": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
-        | {"num_key_value_heads": 2, "intermediate_size": 48},
-        "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 3}
-        | {"attention_types": [[["global", "local"], 1]]},
-    }
-    assert layouts.takes_tree(build(family, config=configs.get(family))) == takes
+def test_what_a_config_rules_out_takes_no_tree() -> None:
+    """Other families are in test_parity.py."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    fields = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "is_decoder": True, **sizes}
+    assert not layouts.takes_tree(build("falcon", config={"alibi": True}))
+    # A level may have more beams than this model has positions.
+    assert not layouts.takes_tree(build("big_bird", config=fields | {"attention_type": "original_full"}))
 
 
 def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,25 +378,20 @@ def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest
     assert not layouts.takes_tree(ignores_positions)
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "umt5", "fsmt"])
+@pytest.mark.parametrize("family", ["t5", "bart", "fsmt"])
 def test_a_call_leaves_nothing_in_the_model(family: str) -> None:
     model, inputs = enable(build(family)), prompts(2, 7)
     plain = {**inputs, "decoder_input_ids": inputs["input_ids"]}
-    common = {**inputs, "constraint_index": INDEX, "num_beams": 4, "num_return_sequences": 4}
     with torch.no_grad():
         before = model(**plain).logits
-        expected = model.generate(**common)  # tries layouts
+        model.generate(**inputs, constraint_index=INDEX, num_beams=4)  # tries layouts
         assert torch.equal(model(**plain).logits, before)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        assert torch.equal(twin.generate(**common), expected)
 
 
 def test_positions_of_nodes_are_one_threads_own() -> None:
-    model, inputs = enable(build("bart")), prompts(6, 7)
+    """Other threads compute, copy and save the model during a forward of nodes."""
+    model, inputs, file = enable(build("bart")), prompts(6, 7), io.BytesIO()
     plain = {**inputs, "decoder_input_ids": inputs["input_ids"]}
     table, positions = model.get_decoder().embed_positions, torch.zeros_like(inputs["input_ids"])
     with torch.no_grad():
@@ -494,24 +399,15 @@ def test_positions_of_nodes_are_one_threads_own() -> None:
         with _positions(table, positions), ThreadPoolExecutor(1) as other:
             after = other.submit(torch.no_grad()(lambda: model(**plain).logits)).result()
             assert not torch.equal(model(**plain).logits, before)
-    assert torch.equal(after, before)
+            twin = copy.deepcopy(model)
+            torch.save(model, file)
+        assert torch.equal(after, before)
+        file.seek(0)
+        for one in (twin, torch.load(file, weights_only=False)):
+            assert torch.equal(one(**plain).logits, before)
     lookup = _Lookup(positions, threading.get_ident())
     with ThreadPoolExecutor(1) as other:  # which PyTorch calls without keywords while this thread adds or removes them
         assert other.submit(lookup.before, model, ()).result() is None
-        assert other.submit(lookup.after, model, (), before).result() is None
-
-
-def test_a_copy_made_during_a_forward_of_nodes_is_whole() -> None:
-    model, inputs = enable(build("bart")), prompts(4, 7)
-    common = {**inputs, "constraint_index": INDEX, "num_beams": 4, "num_return_sequences": 4}
-    expected, file = model.generate(**common), io.BytesIO()
-    # As another thread would, in its own forward.
-    with _positions(model.get_decoder().embed_positions, torch.zeros_like(inputs["input_ids"])):
-        twin = copy.deepcopy(model)
-        torch.save(model, file)
-    file.seek(0)
-    for one in (twin, torch.load(file, weights_only=False)):
-        assert torch.equal(one.generate(**common), expected)
 
 
 def test_trying_layouts_keeps_the_mode_of_every_module() -> None:
@@ -536,50 +432,17 @@ def test_keys_of_encoder_and_prompt_are_stored_once_a_request(
     assert made[0].prompt.cache.layers[0].keys.shape[:3] == (*shape[:2], shape[2] + 3 * 5)
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
 def test_without_a_cache_it_goes_through_the_processor(
-    num_beams: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "_SAID", set())
-    model, inputs = enable(build("qwen3")), prompts(2, 6, padded=True)
-    common = {**inputs, "constraint_index": INDEX, "num_beams": num_beams, **DETAILS}
-    expected = model.generate(**common)
-    with caplog.at_level(logging.WARNING, logger="hf_gr.generation"):
-        for _ in range(2):
-            out = model.generate(**common, use_cache=False)
-            assert out.sequences.tolist() == expected.sequences.tolist()
+    model, common = enable(build("qwen3")), {**prompts(1, 6), "constraint_index": INDEX, "num_beams": 3}
+    for _ in range(2):
+        model.generate(**common, **LOOP)
     assert len([record for record in caplog.records if record.name == "hf_gr.generation"]) == 1
-
-
-def test_a_checkpoint_saved_without_cache_still_decodes_in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = enable(build("qwen3"))
-    model.generation_config.use_cache = False
+    model.generation_config.use_cache = False  # of its training
     monkeypatch.setattr(mixin, "generate_by_processor", None)
-    model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=3)
-
-
-def test_the_processor_serves_transformers_own_loops() -> None:
-    model, inputs = build("qwen3"), prompts(2, 6, padded=True)
-    processor = ConstraintLogitsProcessor(INDEX)
-    for kwargs in ({"num_beams": 5, "num_return_sequences": 5}, {"num_beams": 1}):
-        expected = enabled().generate(**inputs, constraint_index=INDEX, **kwargs)
-        out = model.generate(**inputs, logits_processor=[processor], max_new_tokens=4, **kwargs)
-        assert out.tolist() == expected.tolist()
-    torch.manual_seed(0)
-    ragged = ConstraintLogitsProcessor(RAGGED, prompt_length=6)
-    out = model.generate(
-        **inputs,
-        logits_processor=[ragged],
-        max_new_tokens=5,
-        do_sample=True,
-        num_return_sequences=20,
-        eos_token_id=EOS,
-    )
-    assert all(RAGGED.items(out[:, 6:]))
-    with pytest.raises(ValueError, match="expected a ConstraintIndex"):
-        ConstraintLogitsProcessor([[1, 2]])  # pyright: ignore
-    with pytest.raises(ValueError, match="index has token 99, expected less than the vocabulary, 64"):
-        ConstraintLogitsProcessor(ConstraintIndex.from_sequences([[99]]))(inputs["input_ids"], torch.zeros(2, 64))
+    model.generate(**common)
 
 
 def test_an_explicit_none_switches_off_what_the_checkpoint_sets() -> None:
@@ -590,22 +453,6 @@ def test_an_explicit_none_switches_off_what_the_checkpoint_sets() -> None:
     rows = model.generate(**inputs, **options, top_k=None)
     assert len(set(map(tuple, rows.tolist()))) > 1
     assert len(set(map(tuple, model.generate(**inputs, **options).tolist()))) == 1
-
-
-def test_a_catalogue_that_a_checkpoint_names_can_be_switched_off(tmp_path: Path) -> None:
-    INDEX.save_pretrained(tmp_path)
-    model, inputs = enable(build("qwen3")), prompts(1, 5)
-    expected = model.generate(**inputs, max_new_tokens=7)
-    model.generation_config.constraint_index = str(tmp_path)
-    assert model.generate(**inputs, constraint_index=False, max_new_tokens=7).tolist() == expected.tolist()
-
-
-def test_a_named_catalogue_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    model, inputs = enable(build("qwen3")), prompts(1, 5)
-    for row in ([5, 6], [7, 8]):
-        ConstraintIndex.from_sequences([row]).save_pretrained(tmp_path)
-        out = model.generate(**inputs, constraint_index=str(tmp_path), num_beams=2)
-        assert generated(out, inputs).tolist() == [row]
 
 
 def test_a_checkpoint_in_a_subfolder_finds_its_catalogue(tmp_path: Path) -> None:
@@ -620,13 +467,6 @@ def test_forced_tokens_that_a_catalogue_lacks_do_not_matter() -> None:
     model.generation_config.update(forced_eos_token_id=2, forced_bos_token_id=0)
     out = model.generate(**prompts(2, 6), constraint_index=INDEX, num_beams=3)
     assert all(INDEX.items(out[:, 1:]))
-
-
-def test_a_padding_row_is_no_item_even_if_padding_is_a_code() -> None:
-    index = ConstraintIndex.from_sequences([[PAD, PAD], [5, PAD], [5, 6]])
-    inputs = prompts(1, 5)
-    out = enabled().generate(**inputs, constraint_index=index, num_beams=5, num_return_sequences=5, pad_token_id=PAD)
-    assert sorted(index.items(generated(out, inputs))) == [[], [], [0], [1], [2]]
 
 
 def test_arguments_that_no_layout_continues_go_through_the_processor() -> None:
@@ -656,7 +496,6 @@ def test_the_processor_path_means_the_same(num_beams: int) -> None:
         assert model.generate(**common, **LOOP).tolist() == expected
 
 
-LOOP = {"use_cache": False}  # decodes in transformers' own loop
 FORBIDDING = {"renormalize_logits": True, "suppress_tokens": [3, 8]}
 
 
@@ -686,25 +525,13 @@ FORBIDDING = {"renormalize_logits": True, "suppress_tokens": [3, 8]}
     ids=str,
 )
 def test_transformers_loop_answers_as_ours(index: ConstraintIndex, width: dict, options: dict) -> None:
-    if "length_penalty" in options and not width:
-        pytest.skip("a penalty of beams")
+
     common = {**prompts(2, 6, padded=True), "constraint_index": index, "pad_token_id": PAD, **DETAILS}
     ours, theirs = (enabled().generate(**{**common, **width, **options, **loop}) for loop in ({}, LOOP))
     assert theirs.sequences.tolist() == ours.sequences.tolist()
     if width:
         torch.testing.assert_close(theirs.sequences_scores, ours.sequences_scores, atol=SCORE_TOL, rtol=SCORE_TOL)
         assert theirs.beam_indices.tolist() == ours.beam_indices.tolist()
-
-
-@pytest.mark.parametrize("family", ["qwen3", "mamba"])
-def test_a_missing_row_of_transformers_loop_is_no_forbidden_item(family: str) -> None:
-    config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
-    model = enable(build(family, config=config) if family == "mamba" else shared(family))
-    index = ConstraintIndex.from_sequences([[0, 0], [5, 6], [7, 8]])
-    inputs = prompts(1, 5)
-    options = {"num_beams": 3, "num_return_sequences": 3, "pad_token_id": 0, "max_new_tokens": 5, **LOOP}
-    out = model.generate(**inputs, constraint_index=index, exclude_items=[[0]], **options)
-    assert sorted(index.items(generated(out, inputs))) == [[], [1], [2]]
 
 
 @pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 0.5}], ids=["beams", "samples"])
@@ -714,30 +541,6 @@ def test_items_whose_end_is_forbidden_are_no_answers_of_transformers_loop(how: d
     options = {"num_beams": 4, "num_return_sequences": 4, "suppress_tokens": [2], "pad_token_id": PAD, **LOOP}
     out = enabled().generate(**inputs, constraint_index=index, exclude_items=[[0, 1], [0]], **options, **how)
     assert index.items(generated(out, inputs)) == [[]] * 8
-
-
-@pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
-@pytest.mark.parametrize("drafts", [{}, {"drafting": "trie"}, LOOP], ids=str)
-def test_no_item_is_lost_to_beams_that_processors_leave_no_token(index: ConstraintIndex, drafts: dict) -> None:
-    """By brute force: every item whose tokens are all allowed is found, with the score of its own tokens."""
-    model, inputs = enabled(), prompts(1, 7)
-    forbidden = [token for token in range(3, 24) if token % 3]  # some beams lose all their tokens
-
-    def next_log_probs(prefix: tuple[int, ...]) -> np.ndarray:
-        tokens = torch.cat([inputs["input_ids"], torch.tensor([prefix], dtype=torch.long)], dim=1)
-        scores = model(input_ids=tokens, use_cache=False).logits[0, -1].log_softmax(-1).numpy().copy()
-        scores[forbidden] = -np.inf
-        return scores
-
-    with torch.no_grad(), np.errstate(divide="ignore"):
-        expected = reference_beam_search(next_log_probs, list(index), num_beams=9, renormalize_logits=True)
-    options = {"num_beams": 9, "num_return_sequences": 9, "early_stopping": "never", "renormalize_logits": True}
-    out = model.generate(**inputs, constraint_index=index, suppress_tokens=forbidden, **options, **drafts, **DETAILS)
-    rows = [[token for token in row if token != PAD] for row in generated(out, inputs).tolist()]
-    assert 0 < len(expected) < 9
-    assert rows == [list(sequence) for sequence, _ in expected] + [[]] * (9 - len(expected))
-    scores = torch.tensor([score for _, score in expected] + [-torch.inf] * (9 - len(expected)))
-    torch.testing.assert_close(out.sequences_scores, scores, atol=SCORE_TOL, rtol=0, check_dtype=False)
 
 
 SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=2)
@@ -796,42 +599,29 @@ def test_dead_paths_stay_dead_when_scores_are_renormalised(options: dict[str, An
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"do_sample": True, "temperature": 0.7}, {"do_sample": True, "renormalize_logits": True}], ids=str
+    ("living", "how"),
+    [
+        ([0], {"do_sample": True, "temperature": 0.7}),
+        ([1], {"do_sample": True, "renormalize_logits": True}),
+        ([0, 1], {"renormalize_logits": True, "early_stopping": True}),
+    ],
+    ids=str,
 )
-def test_the_processor_path_samples_where_one_item_is_left(kwargs: dict[str, Any]) -> None:
+def test_the_processor_path_loses_no_item(living: list[int], how: dict[str, Any]) -> None:
     index = ConstraintIndex.from_sequences([[3], [4, 5, 6]], eos_token_id=EOS)
-    options = {"num_beams": 3, "num_return_sequences": 3, "use_cache": False, **kwargs}
-    for item in (0, 1):
-        inputs = prompts(2, 6)
-        out = enabled().generate(**inputs, constraint_index=index.where([item]), **options)
-        assert index.items(generated(out, inputs)) == [[item], [], []] * 2
+    options = {"num_beams": 3, "num_return_sequences": 3, **LOOP, **how}
+    for seed in range(3):
+        inputs = prompts(2, 6, seed=seed)
+        out = enabled().generate(**inputs, constraint_index=index.where(living), **options)
+        expected = [[]] * (3 - len(living)) + [[item] for item in living]
+        assert [sorted(index.items(rows)) for rows in generated(out, inputs).view(2, 3, -1)] == [expected] * 2
 
 
-def test_the_processor_path_refuses_penalties_that_outrank_its_scores() -> None:
-    options = {**prompts(1, 5), "constraint_index": INDEX, "num_beams": 3, "use_cache": False}
-    with pytest.raises(ValueError, match=r"length_penalty=-25.0, expected at least -8.3 in transformers' own loop"):
-        enabled().generate(**options, length_penalty=-25.0)
-    assert INDEX.items(generated(enabled().generate(**options, length_penalty=-8.0), options))[0]
-
-
-def test_outputs_that_a_checkpoint_asks_for_are_ignored() -> None:
+def test_outputs_that_a_checkpoint_asks_for_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = enabled(), prompts(1, 5)
     expected = model.generate(**inputs, constraint_index=INDEX, num_beams=3)
-    model.generation_config.output_hidden_states = True
-    try:
-        assert torch.equal(model.generate(**inputs, constraint_index=INDEX, num_beams=3), expected)
-        with pytest.raises(ValueError, match="output_hidden_states with constraint_index"):
-            model.generate(**inputs, constraint_index=INDEX, num_beams=3, output_hidden_states=True)
-    finally:
-        model.generation_config.output_hidden_states = False
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_processor_path_loses_no_item_when_it_renormalises(seed: int) -> None:
-    index, inputs = ConstraintIndex.from_sequences([[3], [4, 5, 6]], eos_token_id=EOS), prompts(2, 6, seed=seed)
-    options = {"num_beams": 2, "num_return_sequences": 2, "renormalize_logits": True, "early_stopping": True}
-    out = enabled().generate(**inputs, constraint_index=index, use_cache=False, **options)
-    assert [sorted(index.items(rows)) for rows in generated(out, inputs).view(2, 2, -1)] == [[[0], [1]]] * 2
+    monkeypatch.setattr(model.generation_config, "output_hidden_states", True)
+    assert torch.equal(model.generate(**inputs, constraint_index=INDEX, num_beams=3), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -876,22 +666,15 @@ def test_a_decoder_prompt_may_lack_its_start_token() -> None:
 
 
 def test_prefix_functions_and_end_criteria_may_come_as_processors_and_criteria() -> None:
-    model, inputs = enabled(), prompts(1, 6)
+    common = {**prompts(1, 6), "constraint_index": INDEX, "num_beams": 3, "pad_token_id": PAD}
     odd = [int(token) for token in np.unique(ROWS) if token % 2]
-    by_argument = model.generate(
-        **inputs, constraint_index=INDEX, num_beams=3, prefix_allowed_tokens_fn=lambda *_: odd
-    )
+    token = int(enabled().generate(**common)[0, 7])
     processor = PrefixConstrainedLogitsProcessor(lambda *_: odd, 3)
-    by_processor = model.generate(**inputs, constraint_index=INDEX, num_beams=3, logits_processor=[processor])
-    assert by_argument.tolist() == by_processor.tolist()
-    token = int(model.generate(**inputs, constraint_index=INDEX, num_beams=3)[0, 7])
-    stopped = model.generate(
-        **inputs, constraint_index=INDEX, num_beams=3, stopping_criteria=[EosTokenCriteria(token)], pad_token_id=PAD
-    )
-    same = model.generate(
-        **inputs, constraint_index=INDEX, num_beams=3, stopping_criteria=[_StopBehind(token)], pad_token_id=PAD
-    )
-    assert stopped.tolist() == same.tolist()
+    for one, other in (
+        ({"prefix_allowed_tokens_fn": lambda *_: odd}, {"logits_processor": [processor]}),
+        ({"stopping_criteria": [EosTokenCriteria(token)]}, {"stopping_criteria": [_StopBehind(token)]}),
+    ):
+        assert enabled().generate(**common, **one).tolist() == enabled().generate(**common, **other).tolist()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
@@ -908,14 +691,6 @@ def test_threads_share_a_model(family: str) -> None:
     finally:
         sys.setswitchinterval(interval)
     assert found == expected
-
-
-def test_the_processor_serves_prompts_of_other_lengths() -> None:
-    model, processor = build("qwen3"), ConstraintLogitsProcessor(INDEX)
-    for length in (5, 20, 8, 3):
-        inputs = prompts(1, length)
-        out = model.generate(**inputs, logits_processor=[processor], max_new_tokens=4)
-        assert INDEX.items(out[:, length:])[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch:DeprecationWarning", "ignore:.*deprecated:UserWarning")
@@ -960,14 +735,19 @@ def test_models_come_with_it_and_are_saved_as_ordinary_ones(family: str, tmp_pat
 
 
 def test_an_index_may_be_named(tmp_path: Path) -> None:
-    INDEX.save_pretrained(tmp_path / "catalogue")
-    model, inputs = enable(build("qwen3")), prompts(1, 5)
-    name = str(tmp_path / "catalogue")
-    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4).tolist()
-    assert model.generate(**inputs, constraint_index=name, num_beams=4).tolist() == expected
+    INDEX.save_pretrained(tmp_path)
+    model, common, name = enable(build("qwen3")), {**prompts(1, 5), "num_beams": 4}, str(tmp_path)
+    expected = model.generate(**common, constraint_index=INDEX).tolist()
+    free = model.generate(**common, max_new_tokens=7).tolist()
+    assert model.generate(**common, constraint_index=name).tolist() == expected
     config = GRGenerationConfig(constraint_index=name, num_beams=4)
-    assert model.generate(**inputs, generation_config=config).tolist() == expected
-    assert model.generate(**inputs, generation_config=config, constraint_index=RAGGED).tolist() != expected
+    assert model.generate(**common, generation_config=config).tolist() == expected
+    assert model.generate(**common, generation_config=config, constraint_index=RAGGED).tolist() != expected
+    model.generation_config.constraint_index = name
+    assert model.generate(**common).tolist() == expected
+    assert model.generate(**common, constraint_index=False, max_new_tokens=7).tolist() == free
+    ConstraintIndex.from_sequences([[5, 6]]).save_pretrained(tmp_path)
+    assert model.generate(**common)[0, 5:].tolist() == [5, 6]  # read again when it changes
 
 
 def test_a_class_of_ones_own_takes_the_mixin() -> None:
@@ -1022,27 +802,29 @@ def test_a_model_spread_over_devices_by_accelerate(tmp_path: Path) -> None:
     assert auto.generate(**inputs, constraint_index=INDEX, num_beams=5).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("thing", [None, torch.nn.Linear(2, 2), "qwen3"], ids=["None", "module", "text"])
-def test_enable_refuses_what_cannot_generate(thing: Any) -> None:
-    with pytest.raises(ValueError, match="expected a transformers model"):
-        enable(thing)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *[(functools.partial(enable, one), "expected a transformers model") for one in (None, torch.nn.Linear(2, 2))],
+        (lambda: AutoModelForGenerativeRetrieval.from_pretrained("x", backend="tensorflow"), "backend='tensorflow'"),  # pyright: ignore
+        (AutoModelForGenerativeRetrieval, "from_pretrained"),
+        *[
+            (functools.partial(GRGenerationConfig, **wrong), next(iter(wrong)))
+            for wrong in ({"drafting": "magic"}, {"verification": "lax"}, {"num_draft_beams": 0})
+        ],
+        (lambda: GRGenerationConfig(constraint_index=INDEX), "constraint_index"),
+    ],
+)
+def test_what_makes_no_model_or_config_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
-def test_auto_refuses_other_backends(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="backend='tensorflow', expected"):
-        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="tensorflow")  # pyright: ignore
-    with pytest.raises(ValueError, match="from_pretrained"):
-        AutoModelForGenerativeRetrieval()
-
-
-def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
+def test_the_config_round_trips(tmp_path: Path) -> None:
     config = GRGenerationConfig(constraint_index="me/catalogue", num_beams=7, num_return_sequences=7)
     config.save_pretrained(tmp_path)
     assert GRGenerationConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
     assert GenerationConfig.from_pretrained(tmp_path).num_beams == 7
-    for wrong in ({"drafting": "magic"}, {"verification": "lax"}, {"num_draft_beams": 0}, {"constraint_index": INDEX}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            GRGenerationConfig(**wrong)
 
 
 def test_a_list_of_start_tokens_has_one_for_every_row() -> None:
@@ -1101,11 +883,11 @@ def test_a_seventh_positional_argument_is_counted() -> None:
         enabled().generate(*[prompts(1, 5)["input_ids"], *[None] * 5, shared("llama")], constraint_index=INDEX)
 
 
-@pytest.mark.parametrize(("family", "length"), [("t5", 5), ("t5", 7), ("qwen3", 5)])
-def test_a_mask_has_an_entry_for_every_token(family: str, length: int) -> None:
+@pytest.mark.parametrize("length", [5, 7])
+def test_an_encoders_mask_has_an_entry_for_every_token(length: int) -> None:
     inputs = prompts(2, 6) | {"attention_mask": torch.ones(2, length)}
     with pytest.raises(ValueError, match=rf"attention_mask is \[2, {length}\], expected \[2, 6\]"):
-        enabled(family).generate(**inputs, constraint_index=INDEX)
+        enabled("t5").generate(**inputs, constraint_index=INDEX)
 
 
 @pytest.mark.parametrize(
@@ -1121,15 +903,6 @@ def test_a_last_token_that_is_the_end_token_too_is_no_padding() -> None:
     tokens = prompts(2, 6)["input_ids"]
     tokens[:, -1] = PAD
     enabled().generate(tokens, constraint_index=INDEX, pad_token_id=PAD, eos_token_id=PAD)
-
-
-def test_a_cache_of_one_row_a_beam_is_refused() -> None:
-    model, inputs = enabled(), prompts(2, 6)
-    cache = DynamicCache()
-    rows = inputs["input_ids"].repeat_interleave(3, 0)
-    model(rows[:, :4], past_key_values=cache)
-    with pytest.raises(ValueError, match="past_key_values holds 6 rows, expected 2"):
-        model.generate(**inputs, constraint_index=INDEX, num_beams=3, past_key_values=cache)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
@@ -1159,7 +932,7 @@ def test_a_checkpoints_old_length_does_not_matter(length: dict[str, int]) -> Non
     [{"num_beams": 8, "num_return_sequences": 8}, {"num_beams": 1}, {"num_beams": 4, "renormalize_logits": True}],
     ids=str,
 )
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "t5", "bart"])
+@pytest.mark.parametrize("family", ["qwen3", "t5", "bart"])
 def test_no_host_synchronisation_between_prefill_and_result(
     family: str, kwargs: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1234,15 +1007,6 @@ def test_end_tokens_count_in_any_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends in ([4, 5], (4, 5), torch.tensor([4, 5])):
         enabled().generate(**prompts(2, 5), constraint_index=INDEX, num_beams=3, pad_token_id=PAD, eos_token_id=ends)
     assert [plan.num_kept for plan in plans] == [9, 9, 9]
-
-
-def test_every_sequence_of_a_catalogue_can_be_reached() -> None:
-    index = ConstraintIndex.from_sequences(ROWS[:60])
-    inputs = prompts(2, 5)
-    out = enabled().generate(**inputs, constraint_index=index, num_beams=80, num_return_sequences=80, pad_token_id=PAD)
-    for request in generated(out, inputs).view(2, 80, -1):
-        items = index.items(request)
-        assert sorted(itertools.chain(*items)) == list(range(60))
 
 
 def test_plain_transformers_refuses_what_it_would_ignore(tmp_path: Path) -> None:
