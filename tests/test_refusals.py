@@ -86,6 +86,7 @@ BOTH: Refused = [
     (tokens(np.ones((0, 2), int)), "the batch has 0 prompts"),
     (mask(np.full((2, 6), 0.5)), "attention_mask has 0.5, expected 0 at padding and 1"),
     (mask(np.ones((1, 6))), r"attention_mask is \[1, 6\], expected \[2, 6\] as the prompt: a row for every prompt"),
+    (mask(np.ones((2, 5))), r"attention_mask is \[2, 5\], expected \[2, 6\]"),
     (mask(np.ones((2, 1, 6, 6))), r"attention_mask is \[2, 1, 6, 6\]"),
     (mask([[1] * 6, [0] * 6]), "prompt 1 is all padding"),
     (mask([[1] * 6, [1] * 4 + [0] * 2]), "prompt 1 ends with padding, expected padding on the left"),
