@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, enable
-from hf_gr.catalogue.rules import combine_rules
-from hf_gr.torch import transition
 
 SCORE_TOL = 1e-5  # the same additions in the same order
 NUM_BEAMS = 6
@@ -111,6 +110,7 @@ def check_rules(seed: int, *, ragged: bool, **kwargs: Any) -> None:
             mask = np.isin(catalogue.index.item_ids, list(kept))
             views.append(catalogue.index.where(mask if catalogue.random.random() < 0.5 else kept))
         excluded.append(catalogue.random.sample(catalogue.ids, catalogue.random.randint(0, len(catalogue.ids) // 2)))
+        excluded[row] += [4000] * row  # which no item has
         pairs = [pair for pair in catalogue.pairs if pair[1] in kept - set(excluded[row])]
         expected.append(
             run(model, row, catalogue.build(pairs)) if pairs else ([[]] * NUM_BEAMS, [-np.inf] * NUM_BEAMS)
@@ -132,53 +132,31 @@ def test_rules_and_updates_equal_an_index_of_the_living(seed: int, ragged: bool)
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_rules_hold_in_transformers_own_loop(ragged: bool) -> None:
-    for seed in range(3):
-        check_rules(seed, ragged=ragged, use_cache=False)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("steps", [80, pytest.param(500, marks=pytest.mark.slow)])
-def test_many_updates_without_one_wrong_item(steps: int, ragged: bool) -> None:
-    catalogue, model = Catalogue(7, ragged=ragged, num_items=200), enable(shared("qwen3"))
-    for step in range(steps):
-        catalogue.update()
-        tokens, scores = run(model, step % 3, catalogue.index)
-        living = {sequence + ((EOS,) if ragged else ()) for sequence, _ in catalogue.pairs}
-        paths = [tuple(path) for path, score in zip(tokens, scores, strict=True) if score > -np.inf]
-        assert set(paths) <= living
-        assert len(set(paths)) == len(paths) == min(NUM_BEAMS, len(living))
-        if step % 25 == 0:
-            check_same((tokens, scores), run(model, step % 3, catalogue.build(catalogue.pairs)))
-            assert len(catalogue.index) == len(living)
-            assert catalogue.index.num_items == len(catalogue.pairs)
+    check_rules(2, ragged=ragged, use_cache=False)
 
 
 def test_a_call_sees_the_catalogue_before_or_after_an_update() -> None:
-    """One thread swaps two halves of the catalogue in and out while another generates: never a mixture."""
+    """Another thread swaps two halves of the catalogue in and out: a call sees one of them, never a mixture."""
     catalogue, model = Catalogue(3, ragged=False, num_items=40), enable(shared("qwen3"))
     halves = [[pair for pair in catalogue.pairs if pair[1] % 2 == half] for half in (0, 1)]
     index = catalogue.build(halves[0])
-    allowed = [run(model, 0, catalogue.build(half)) for half in halves]
+    allowed = [run(model, 0, catalogue.build(half))[0] for half in halves]
     stop = threading.Event()
 
     def swap() -> None:
         half = 0
         while not stop.wait(0.001):  # without a pause this thread would have most of the interpreter's time
-            sequences, ids = zip(*halves[1 - half], strict=True)
-            snapshot = index.snapshot.add(sequences, ids).remove([item for _, item in halves[half]])
-            with index._updates:
-                index._snapshot = snapshot if half else snapshot.compact()
             half = 1 - half
+            index._snapshot = catalogue.build(halves[half]).snapshot
 
     thread = threading.Thread(target=swap)
     thread.start()
     try:
-        seen = [run(model, 0, index)[0] for _ in range(60)]
+        seen = [run(model, 0, index)[0] for _ in range(40)]
     finally:
         stop.set()
         thread.join()
-    for tokens in seen:
-        assert tokens in [expected[0] for expected in allowed]
+    assert all(tokens in allowed for tokens in seen)
     assert len({str(tokens) for tokens in seen}) == 2
 
 
@@ -190,11 +168,8 @@ def test_updates_of_several_threads_are_all_kept() -> None:
         for number in range(start, 400, 4):
             index.add([rows[number]], [100 + number])
 
-    threads = [threading.Thread(target=add, args=(start,)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
     assert len(index) == 402
     assert index.items(rows) == [[100 + number] for number in range(400)]
 
@@ -207,8 +182,6 @@ def test_everything_filtered_away_gives_nothing_but_padding() -> None:
         tokens, scores = run(model, 0, index, exclude_items=excluded)
         assert tokens == [[]] * NUM_BEAMS
         assert scores == [-np.inf] * NUM_BEAMS
-    with pytest.raises(ValueError, match="no item is alive, expected one or more"):
-        nothing.compact()
 
 
 @pytest.mark.parametrize("kwargs", [{"num_beams": 1}, {"num_beams": 1, "do_sample": True, "num_return_sequences": 5}])
@@ -230,30 +203,14 @@ def test_a_view_shares_the_arrays_and_keeps_its_own_time() -> None:
     index.remove(["ham"])
     assert list(view) == [[5, 7], [6, 7]]
     assert list(index.where(np.array([False, True]))) == [[6, 7]]
-    assert list(view.where([True, False])) == [[5, 7]]
+    assert list(view.where((True, False))) == [[5, 7]]
     view.add([[9, 9]], ["spam"])
     assert (list(view), list(index)) == ([[5, 7], [6, 7], [9, 9]], [[5, 8], [6, 7]])
     assert view.item_ids == ["ham", "yam", "spam"]
 
 
-def test_items_that_share_a_sequence_live_and_die_alone() -> None:
-    index = ConstraintIndex.from_sequences([[5, 7], [5, 7], [6, 7]], item_ids=["ham", "jam", "yam"])
-    assert index.where(["jam"]).items([[5, 7]]) == [["jam"]]
-    index.remove(["ham"])
-    assert index.items([[5, 7]]) == [["jam"]]
-    index.add([[5, 7]], ["spam"])
-    assert index.items([[5, 7]]) == [["jam", "spam"]]
-    assert index.items([[5, 7], [6, 7]], exclude_items=[["spam"], ["yam"]]) == [["jam"], []]
-    index.remove(["jam", "spam"])
-    assert index.allowed_next_tokens([]) == [6]
-    index.add([[5, 7]], ["ham"])  # back in stock
-    assert index.items([[5, 7]]) == [["ham"]]
-    assert index.has_items(["ham", "jam", "?"]).tolist() == [True, False, False]
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_what_is_saved_is_what_is_served(ragged: bool, tmp_path: Path) -> None:
-    catalogue = Catalogue(5, ragged=ragged)
+def test_what_is_saved_is_what_is_served(tmp_path: Path) -> None:
+    catalogue = Catalogue(5, ragged=True)
     for _ in range(6):
         catalogue.update()
     for name, index in (("index", catalogue.index), ("view", catalogue.index.where(catalogue.ids[::3]))):
@@ -268,15 +225,6 @@ def test_what_is_saved_is_what_is_served(ragged: bool, tmp_path: Path) -> None:
         assert list(ConstraintIndex.from_pretrained(tmp_path / name)) == list(index)
 
 
-def test_the_processor_takes_rules_by_itself() -> None:
-    index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
-    processor = ConstraintLogitsProcessor([index, index.where([0, 2])], exclude_items=[[2], []])
-    scores = processor(torch.tensor([[1], [1], [1], [1]]), torch.zeros(4, 10))  # two paths a prompt
-    assert [row.nonzero()[:, 0].tolist() for row in scores.isfinite()] == [[5], [5], [5, 6], [5, 6]]
-    with pytest.raises(ValueError, match="3 rows for 2 rules"):
-        processor(torch.ones(3, 1, dtype=torch.long), torch.zeros(3, 10))
-
-
 INDEX = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
 NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
 
@@ -286,36 +234,31 @@ NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
     [
         (lambda: INDEX.where(["ham", "spam", "egg"]), r"has 2 ids that the catalogue does not have \('spam', 'egg'\)"),
         (lambda: INDEX.where([True, False]), r"mask has shape \[2\], expected \[3\]"),
-        (lambda: INDEX.where(np.ones((3, 1), dtype=bool)), r"mask has shape \[3, 1\]"),
         (lambda: INDEX.where([1, 2]), r"^mask_or_item_ids\[0\]=1, expected strings"),
         (lambda: INDEX.where("ham"), "^mask_or_item_ids is 'ham', expected a list"),
         (lambda: INDEX.where([0.5]), r"item_ids\[0\]=0.5, expected all integers or all strings"),
-        (lambda: NUMBERED.where([0, 3]), r"does not have \(3\)"),
         (lambda: NUMBERED.where(np.array([0, 1, 1])), r"mask has type int64 and 3 entries .* mask.astype\(bool\)"),
-        (lambda: NUMBERED.where([-1]), r"does not have \(-1\)"),
+        (lambda: NUMBERED.where([3, -1]), r"does not have \(3, -1\)"),
         (lambda: INDEX.remove(["ham", "egg"]), r"item_ids has 1 id that the catalogue does not have \('egg'\)"),
-        (lambda: INDEX.add([[5, 9]], [7]), r"item_ids\[0\]=7, expected strings"),
         (lambda: INDEX.add([[5, 9]], ["a", "b"]), "item_ids has 2 entries, expected 1"),
         (lambda: INDEX.add([[5, 9, 9]], ["a"]), "sequences have 3 tokens, expected 2 as in the catalogue"),
         (lambda: INDEX.add([[5, -9]], ["a"]), "sequence 0 has token -9"),
         (lambda: INDEX.add([], ["a"]), "item_ids has 1 entries, expected 0"),
+        (lambda: INDEX.where([]).compact(), "no item is alive, expected one or more"),
         (lambda: INDEX.items([[5, 7]] * 3, exclude_items=[[], []]), "exclude_items has 2 rows for 3 sequences"),
         (lambda: INDEX.items([[5, 7]], exclude_items=["ham"]), r"exclude_items\[0\] is 'ham', expected a list"),
         (lambda: ConstraintLogitsProcessor([]), "constraint_index has 0 entries, expected 1 or more"),
-        (
-            lambda: ConstraintLogitsProcessor(INDEX, exclude_items=[]),
-            "exclude_items has 0 entries, expected 1 or more",
-        ),
+        (lambda: ConstraintLogitsProcessor(INDEX, exclude_items=[]), "exclude_items has 0 entries, expected 1 or"),
         (lambda: ConstraintLogitsProcessor([INDEX] * 3, exclude_items=[[]] * 2), "exclude_items has 2 entries, expec"),
         (
-            lambda: ConstraintLogitsProcessor(NUMBERED, exclude_items=cast(Any, torch.tensor(3))),
-            "exclude_items is 3, expected",
-        ),
-        (
-            lambda: ConstraintLogitsProcessor(NUMBERED, exclude_items=cast(Any, np.array([3]))),
-            r"exclude_items\[0\] is 3, expec",
+            lambda: ConstraintLogitsProcessor(INDEX, exclude_items=cast(Any, torch.tensor(3))),
+            "exclude_items is 3, exp",
         ),
         (lambda: ConstraintLogitsProcessor(NUMBERED, exclude_items=[[2**70]]), "exclude_items"),
+        (
+            lambda: ConstraintLogitsProcessor([INDEX, INDEX.where([])])(torch.ones(3, 1).long(), torch.zeros(3, 10)),
+            "3 rows for 2 rules",
+        ),
     ],
 )
 def test_bad_rules_and_updates_change_nothing(call: Callable[[], Any], message: str) -> None:
@@ -344,15 +287,6 @@ def test_an_addition_that_is_taken_back_leaves_nothing_behind_once_compacted() -
     assert with_it.where([0]).compact().max_token_id == 5
 
 
-def test_a_view_without_additions_is_mixed_with_the_index() -> None:
-    index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
-    index.add([[8, 9]], [2])
-    for views in ([index.where([0]), index], [index, index.where([0])]):
-        scores = ConstraintLogitsProcessor(views)(torch.ones(2, 1, dtype=torch.long), torch.zeros(2, 10))
-        expected = [[5] if view is not index else [5, 6, 8] for view in views]
-        assert [row.nonzero()[:, 0].tolist() for row in scores.isfinite()] == expected
-
-
 def test_exclusions_are_read_alike_everywhere() -> None:
     index = ConstraintIndex.from_sequences([[5, 7], [5, 7]])
     for excluded in ([torch.tensor([1])], torch.tensor([[1]]), (row for row in [np.array([1, 99])])):
@@ -364,13 +298,6 @@ def test_nothing_is_added() -> None:
     for nothing in ([], (), np.zeros((0, 2), dtype=int)):
         INDEX.add(nothing, [])
     assert INDEX.snapshot is before
-    index = copy.copy(INDEX)
-    index.add(np.array([[9, 9]]), ["spam"])
-    assert index.items([[9, 9]]) == [["spam"]]
-
-
-def test_a_mask_may_be_a_tuple() -> None:
-    assert list(NUMBERED.where((False, True, False))) == [[5, 8]]
 
 
 class Mine(ConstraintIndex):
@@ -387,35 +314,3 @@ def test_a_copy_keeps_the_catalogue_of_its_moment() -> None:
     assert list(then.where(then.item_ids == 0)) == [[5, 7]]
     assert then.snapshot.items is not index.snapshot.items
     assert [type(one) for one in (then, then.where([0]), pickle.loads(pickle.dumps(index)))] == [Mine] * 3
-
-
-def test_excluding_what_no_item_has_changes_nothing() -> None:
-    catalogue, model = Catalogue(2, ragged=False), enable(shared("qwen3"))
-    expected = run(model, 0, catalogue.index, exclude_items=[catalogue.ids[:5]])
-    check_same(run(model, 0, catalogue.index, exclude_items=[[*catalogue.ids[:5], 4000]]), expected)
-
-
-def test_excluding_what_is_not_alive_is_fine() -> None:
-    """A user's history names items that a rule has filtered away, or that are sold out."""
-    catalogue, model = Catalogue(2, ragged=False), enable(shared("qwen3"))
-    gone = catalogue.ids[:5]
-    catalogue.index.remove(gone)
-    check_same(run(model, 0, catalogue.index, exclude_items=[gone]), run(model, 0, catalogue.index))
-
-
-def test_a_step_with_rules_and_additions_compiles_into_one_graph() -> None:
-    catalogue = Catalogue(4, ragged=True)
-    catalogue.remove(5)
-    catalogue.add(9)
-    views = [catalogue.index, catalogue.index.where(catalogue.ids[::2])]
-    rules = combine_rules([view.snapshot for view in views], [catalogue.ids[:4], []])
-    on_device = transition.device_catalogue(rules, torch.device("cpu"))
-    compiled = torch.compile(transition.children, fullgraph=True, backend="aot_eager")
-    states = torch.zeros((2, 1), dtype=torch.long)
-    for level in range(3):
-        below = transition.children(states, on_device, level=level)
-        for name, found in vars(compiled(states, on_device, level=level)).items():
-            expected = getattr(below, name)
-            assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
-        every = torch.arange(below.tokens[0].numel()).expand(2, -1)
-        states = below.take(every)[1][:, :30]

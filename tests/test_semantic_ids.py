@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from data_sets import BEAUTY, needs_beauty
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -69,21 +65,10 @@ def test_every_level_has_its_own_tokens() -> None:
     assert ids.encode([]) == ids.decode([]) == []
 
 
-def test_level_sizes_leave_room_for_codes_not_yet_used() -> None:
-    ids = SemanticIds(CODES, level_sizes=(256, 256, 256))
-    assert (ids.level_sizes, ids.vocab_size) == ((256, 256, 256), 768)
-    assert ids.encode([1]) == [2, 256, 512]
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint64, np.int64, torch.int32, torch.int64, list])
-def test_codes_of_any_integer_type(kind: Any) -> None:
-    if kind is list:
-        codes = CODES
-    elif isinstance(kind, torch.dtype):
-        codes = torch.tensor(CODES, dtype=kind)
-    else:
-        codes = np.array(CODES, dtype=kind)
-    assert SemanticIds(codes, offset=10).token_sequences().tolist() == [[10, 14, 18], [12, 13, 15], [10, 14, 18]]
+@pytest.mark.parametrize("codes", [np.array(CODES, dtype=np.uint8), np.array(CODES, np.uint64), torch.tensor(CODES)])
+def test_codes_of_any_integer_type(codes: Any) -> None:
+    ids = SemanticIds(codes, level_sizes=(256, 256, 256))  # room for codes not yet used
+    assert (ids.vocab_size, ids.token_sequences()[1].tolist()) == (768, [2, 256, 512])
 
 
 def test_item_ids_are_pythons_own() -> None:
@@ -94,46 +79,15 @@ def test_item_ids_are_pythons_own() -> None:
     assert ids.decode(torch.tensor(ids.encode([8]))) == [[8]]
 
 
-def test_the_catalogue_of_its_items() -> None:
-    ids = SemanticIds(CODES, item_ids=NAMES, offset=3)
-    index = ids.constraint_index()
-    assert (len(index), index.num_items, index.max_length) == (2, 3, 3)
-    assert index.items(ids.token_sequences()) == [["ham", "yam"], ["jam"], ["ham", "yam"]]
-    ended = ids.constraint_index(eos_token_id=2)
-    assert (ended.max_length, ended.eos_token_id) == (4, 2)
-
-
-@given(st.lists(st.lists(st.integers(0, 300), min_size=3, max_size=3), min_size=1, max_size=20), st.integers(0, 50))
-def test_encode_and_decode_are_inverse(codes: list[list[int]], offset: int) -> None:
-    ids = SemanticIds(codes, offset=offset)
-    for item, row in enumerate(codes):
-        assert ids.decode(ids.encode([item])) == [[other for other, twin in enumerate(codes) if twin == row]]
-        assert ids.codes_of(item) == tuple(row)
-    assert min(ids.encode(range(len(codes)))) >= offset
-    assert max(ids.encode(range(len(codes)))) == ids.vocab_size - 1
-
-
-def test_copies_are_equal() -> None:
-    ids = SemanticIds(CODES, item_ids=NAMES)
-    ids.decode(ids.encode(["jam"]))
-    for twin in (copy.deepcopy(ids), pickle.loads(pickle.dumps(ids))):
-        assert twin.decode(twin.encode(["jam", "ham"])) == [["jam"], ["ham", "yam"]]
-
-
 @pytest.mark.parametrize(
     ("codes", "arguments", "message"),
     [
         ([], {}, r"codes has shape \[0\]"),
-        ([[]], {}, r"codes has shape \[1, 0\]"),
         ([0, 1], {}, r"codes has shape \[2\]"),
-        ([[], []], {}, r"codes has shape \[2, 0\]"),
         ([[0], 1], {}, "codes is no list of rows of integers"),
-        ([[0], ["a", "b"]], {}, "expected .* integers"),
         ([[0.5]], {}, "dtype float64"),
         ([[True]], {}, "dtype bool"),
-        ([["a"]], {}, "expected .* integers"),
         ([[0, -2]], {}, "item 0 has code -2 at level 1, expected 0 to 0: only the end of a row may be -1"),
-        ([[0, 1], [-1, 1]], {}, "item 1 has code -1 at level 0, expected 0 to 0: only the end"),
         ([[0, 1, 0], [0, -1, 1]], {"item_ids": ["a", "b"]}, "item 'b' has code -1 at level 1, expected 0 to 1"),
         ([[0], []], {}, "item 1 has code -1 at level 0"),
         ([[0, 1], [0, 4]], {"level_sizes": [1, 4]}, "item 1 has code 4 at level 1, expected 0 to 3: was the level"),
@@ -141,16 +95,11 @@ def test_copies_are_equal() -> None:
         ([[0, 2**31]], {}, "give tokens beyond 2147483647, expected codes of a codebook"),
         (CODES, {"level_sizes": [4, 4]}, "level_sizes has 2 entries, expected 3"),
         (CODES, {"level_sizes": [3, 2.9, 4]}, r"level_sizes=\[3, 2.9, 4\], expected integers"),
-        (CODES, {"level_sizes": 4}, "level_sizes=4, expected integers"),
         (CODES, {"offset": -1}, "offset=-1, expected 0 or more"),
-        (CODES, {"offset": 1.5}, "offset=1.5, expected 0 or more"),
-        (CODES, {"offset": None}, "offset=None, expected 0 or more"),
         (np.array([[0, 2**63 + 1]], dtype=np.uint64), {}, f"codes has {2**63 + 1}, expected codes of a codebook"),
         (CODES, {"item_ids": NAMES[:2]}, "item_ids has 2 entries, expected 3"),
         (CODES, {"item_ids": ["a", "b", "a"]}, "item_ids has 3 entries, 2 of them distinct"),
         (CODES, {"item_ids": ["a", 1, "b"]}, r"item_ids\[1\]=1, expected all integers or all strings"),
-        (CODES, {"item_ids": [True, False, 2]}, r"item_ids\[0\]=True, expected all integers"),
-        (CODES, {"item_ids": [None, 1, 2]}, r"item_ids\[0\]=None"),
     ],
 )
 def test_bad_codes_are_refused(codes: Any, arguments: dict[str, Any], message: str) -> None:
@@ -199,18 +148,11 @@ def test_missing_tokens_are_added_and_the_model_resized() -> None:
     assert len(tokenizer) == 14
 
 
-def test_a_model_with_room_is_not_resized() -> None:
-    tokenizer = small_tokenizer()
-    model = small_model(64)
-    SemanticIds.from_tokenizer(CODES, tokenizer, model=model)
-    assert num_embeddings(model) == 64
-
-
-def test_a_model_too_small_for_known_tokens_is_resized() -> None:
-    tokenizer = small_tokenizer(*[f"<a_{code}>" for code in range(4)])
-    model = small_model(5)
+@pytest.mark.parametrize(("size", "expected"), [(64, 64), (5, 9)])
+def test_a_model_is_resized_only_where_it_is_too_small(size: int, expected: int) -> None:
+    tokenizer, model = small_tokenizer(*[f"<a_{code}>" for code in range(4)]), small_model(size)
     SemanticIds.from_tokenizer([[3], [0]], tokenizer, model=model)
-    assert num_embeddings(model) == len(tokenizer) == 9
+    assert num_embeddings(model) == expected
 
 
 def test_without_a_model_nothing_is_added() -> None:
@@ -238,11 +180,7 @@ def test_codes_of_no_item_need_no_token() -> None:
     ("template", "message"),
     [
         ("<{code}>", "gives one text to several codes: use both {level} and {code}"),
-        ("<{level}>", "gives one text to several codes"),
-        ("<x>", "gives one text to several codes"),
         ("<{lvl}_{code}>", "fails with KeyError"),
-        ("<{}_{code}>", "fails with IndexError"),
-        ("<{level_{code}>", "fails with"),
         ("<{level}_{code:q}>", "fails with ValueError"),
         ("<{level.x}_{code}>", "fails with AttributeError"),
     ],
@@ -278,7 +216,9 @@ def test_semantic_ids_of_several_lengths() -> None:
     assert [ids.codes_of(name) for name in RAGGED_NAMES] == [tuple(row) for row in RAGGED]
     assert ids.encode(["yam", "ram", "ham", "jam"]) == [12, 13, 16, 11, 10, 14, 12, 13]
     assert ids.decode([12, 13, 16, 11, 10, 14, 12, 13]) == [["yam"], ["ram"], ["ham"], ["jam"]]
-    assert ids.encode([]) == ids.decode([]) == []
+    part = {"level_sizes": ids.level_sizes, "item_ids": RAGGED_NAMES[:2], "offset": 10}
+    filled = SemanticIds(torch.tensor(ids.codes[:2]), **part)
+    assert filled.encode(["jam"]) == ids.encode(["jam"])
 
 
 def test_tokens_of_several_lengths_that_are_no_items() -> None:
@@ -288,14 +228,6 @@ def test_tokens_of_several_lengths_that_are_no_items() -> None:
         ids.decode([0, 4, 7])
     with pytest.raises(ValueError, match=r"token_ids has shape \[2, 2\], expected one list of tokens"):
         ids.decode([[0, 4], [0, 4]])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda codes: np.array([*map(list, RAGGED)], dtype=object)])
-def test_codes_of_several_lengths_of_any_type(kind: Callable[[Any], Any]) -> None:
-    ids = SemanticIds(RAGGED)
-    assert SemanticIds(kind(ids.codes)).codes.tolist() == ids.codes.tolist()
-    part = SemanticIds(ids.codes[:2], level_sizes=ids.level_sizes)
-    assert part.encode([0, 1]) == ids.encode([0, 1])
 
 
 def test_a_catalogue_of_several_lengths_needs_an_end_token() -> None:
@@ -324,30 +256,17 @@ def test_encode_and_decode_are_inverse_for_any_lengths(codes: list[list[int]], o
     assert index.items([ids.encode([item]) for item in history]) == twins
 
 
-def test_a_tokenizer_gets_tokens_for_the_longest() -> None:
-    tokenizer, model = small_tokenizer(), small_model(5)
-    ids = SemanticIds.from_tokenizer(RAGGED, tokenizer, item_ids=RAGGED_NAMES, model=model)
-    assert len(tokenizer) == num_embeddings(model) == 5 + 3 + 2 + 2
-    assert tokenizer.convert_ids_to_tokens(ids.encode(["yam", "ram"])) == ["<a_2>", "<b_0>", "<c_1>", "<a_1>"]
-    assert ids.decode(tokenizer("<a_2><b_0><c_1><a_1>").input_ids) == [["yam"], ["ram"]]
-    assert ids.codes_of("jam") == (2, 0)
-
-
 def write_texts(codes: list[int], template: str = "<{}_{}>") -> list[str]:
     """As LC-Rec, LETTER and MiniOneRec write them."""
     return [template.format("abcdefgh"[level], code) for level, code in enumerate(codes)]
 
 
-@pytest.mark.parametrize("as_path", [str, Path])
-def test_the_file_of_lc_rec(tmp_path: Path, as_path: Callable[[Path], Any]) -> None:
+def test_the_file_of_lc_rec(tmp_path: Path) -> None:
     path = tmp_path / "Beauty.index.json"
-    path.write_text(
-        '{"0": ["<a_0>", "<b_1>", "<c_3>"], "1": ["<a_2>", "<b_0>", "<c_0>"], "2": ["<a_0>", "<b_1>", "<c_3>"]}'
-    )
-    ids = SemanticIds.from_json(as_path(path), offset=10)
-    assert (ids.item_ids, ids.codes.tolist()) == ([0, 1, 2], CODES)
-    assert ids.encode([1]) == [12, 13, 15]
-    assert SemanticIds.from_json(as_path(path), level_sizes=[256] * 3, offset=0).level_sizes == (256, 256, 256)
+    path.write_text(json.dumps({str(item): write_texts(row) for item, row in enumerate(CODES)}))
+    for source in (path, str(path)):
+        ids = SemanticIds.from_json(source, level_sizes=[256] * 3, offset=10)
+        assert (ids.item_ids, ids.codes.tolist(), ids.encode([1])) == ([0, 1, 2], CODES, [12, 266, 522])
 
 
 def test_the_file_of_minionerec_with_numbered_collisions() -> None:
@@ -398,7 +317,6 @@ def test_every_way_to_write_codes_is_read_back(codes: list[list[int]]) -> None:
         (["0", "17"], [0, 17]),
         (["17", "B001"], ["17", "B001"]),
         (["17", "007"], ["17", "007"]),
-        (["17", "-1"], ["17", "-1"]),
         (["17", "\u0663"], ["17", "\u0663"]),
         (["1" * 18, "2"], [int("1" * 18), 2]),
         (["1" * 19, "2"], ["1" * 19, "2"]),
@@ -414,11 +332,9 @@ def test_item_ids_become_integers_together_or_not_at_all(keys: list[Any], item_i
     [
         (b'{"0": ["<a_1>", "<b_', "index.json is no JSON file or is cut short .*: download it or write it again"),
         (b"", "index.json is no JSON file or is cut short"),
-        (b"\x93NUMPY\x01\x00\xff", "index.json is no JSON file or is cut short"),
         (b"[" * 100_000, "index.json is no JSON file or is cut short"),
         (None, "index.json is no JSON file or is cut short .*No such file"),
         (b"{}", "index.json holds '{}', expected the semantic ID of every item"),
-        (b"[]", "index.json holds '\\[\\]', expected"),
         (b"3", "index.json holds '3', expected the semantic ID of every item, such as"),
     ],
 )
@@ -435,24 +351,18 @@ def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path, content: by
     [
         ([], "item 'jam' has \\[\\], expected its codes, such as"),
         (None, "item 'jam' has None, expected its codes"),
-        ({"sid": "1-2"}, "item 'jam' has {'sid': '1-2'}, expected its codes"),
-        ("", "item 'jam' has '', expected"),
         (
             ["<a_1>", "<c_2>"],
             "item 'jam' has '<c_2>' at level 1, expected an integer or a text such as '<b_0>': levels",
         ),
-        (["[a1]"], r"item 'jam' has '\[a1\]' at level 0, .*: levels are named a, b, c"),
         (["<a_01>"], "item 'jam' has '<a_01>' at level 0, .*: levels are named a, b, c, ... in turn .pass template="),
         (["<a_1>", 0.5], "item 'jam' has 0.5 at level 1"),
         ([True], "item 'jam' has True at level 0"),
         ([[1]], r"item 'jam' has \[1\] at level 0"),
         ("<a_1><c_2>", "item 'jam' has '<c_2>' at level 1"),
-        ("<a_01><b_2>", "item 'jam' has '<a_01>' at level 0"),
         ("<a_1>-SKU7", "item 'jam' has '-SKU7' at level 1"),
         ("3-9-SKU7", "item 'jam' has '3-9-SKU7' at level 0, .* collisions end with a number, not"),
         ([1] * 26 + [0.5], "level 26 has no name, expected at most 26 levels"),
-        ("-3", "item 'jam' has '-3' at level 0"),
-        ("3-9_1", "item 'jam' has '3-9_1' at level 0"),
         ("12.5", "item 'jam' has '12.5' at level 0, .* numbers are written as"),
         ("1e5", "item 'jam' has '1e5' at level 0, .* numbers are written as"),
         ("<a_1>.5", "item 'jam' has '.5' at level 1"),
@@ -471,7 +381,6 @@ def test_semantic_ids_that_cannot_be_read_are_refused_and_add_nothing(value: Any
     [
         (["<A_1>", "<C_2>"], "has '<A_1>' at level 0, expected .* such as '<a_0>': levels are named a, b, c"),
         ("<a_1><C_2>", "has '<C_2>' at level 1, expected .* such as '<b_0>': levels are named a, b, c"),
-        (["<a_1>", "<B_2>"], "has '<B_2>' at level 1, .*'<b_0>'"),
         (["{a1}"], r"has '\{a1\}' at level 0, .*: levels are named a, b, c"),
     ],
 )
@@ -521,19 +430,3 @@ def test_a_file_with_a_template() -> None:
         SemanticIds.from_json([["<a>"]], template="<{level}>")
     with pytest.raises(ValueError, match="template='<{lvl}_{code}>' fails with KeyError"):
         SemanticIds.from_json([["<a_1>"]], template="<{lvl}_{code}>")
-
-
-@needs_beauty
-def test_a_real_catalogue_as_lc_rec_writes_it(tmp_path: Path) -> None:
-    rows = np.loadtxt(BEAUTY / "items.tsv", dtype=np.int64, skiprows=1, max_rows=2000)
-    path = tmp_path / "Beauty.index.json"
-    path.write_text(json.dumps({item: write_texts(codes) for item, *codes in rows.tolist()}))
-    ids = SemanticIds.from_json(path, level_sizes=[256] * 4, offset=1)
-    assert ids.item_ids == rows[:, 0].tolist()
-    assert ids.codes.tolist() == rows[:, 1:].tolist()
-    index = ids.constraint_index()
-    assert index.num_items == 2000
-    history = ids.item_ids[::7]
-    found = ids.decode(ids.encode(history))
-    assert all(item in items for item, items in zip(history, found, strict=True))
-    assert index.items(np.reshape(ids.encode(history), (-1, 4))) == found

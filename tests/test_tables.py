@@ -29,7 +29,6 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 from tqdm.auto import tqdm  # noqa: E402
 
-from hf_gr.catalogue import trie  # noqa: E402
 from hf_gr.classification.tables import read_texts  # noqa: E402
 from hf_gr.jobs.settings import UserColumns  # noqa: E402
 from hf_gr.jobs.users import Users  # noqa: E402
@@ -103,13 +102,9 @@ def parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_padding_is_the_catalogues() -> None:
-    assert PADDING == trie.PADDING
-
-
 @pytest.mark.parametrize("ids", [NUMBERS, TEXTS, None], ids=["numbers", "texts", "none"])
 @pytest.mark.parametrize("levels", [None, 3], ids=["lists", "levels"])
-@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.tsv", "a.csv.gz", "a.tsv.gz", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.tsv.gz", "a.jsonl.gz"])
 def test_what_is_read_is_what_was_written(
     tmp_path: Path, name: str, levels: int | None, ids: list[Any] | None
 ) -> None:
@@ -121,10 +116,7 @@ def test_what_is_read_is_what_was_written(
     )
     assert table.sequences.tolist() == padded(ROWS)
     assert table.sequences.dtype == np.int32
-    assert table.sequences.flags.c_contiguous
-    assert table.sequences.flags.owndata
     if ids is NUMBERS:
-        assert isinstance(table.item_ids, np.ndarray)
         assert table.item_ids.dtype == np.int64
         assert table.item_ids.tolist() == ids
     else:
@@ -165,29 +157,6 @@ def test_any_rows_in_any_files_and_batches(data: st.DataObject, format: Any) -> 
     assert (table.item_ids if isinstance(table.item_ids, list) else table.item_ids.tolist()) == ids
 
 
-@pytest.mark.parametrize("levels", [None, 5])
-@pytest.mark.parametrize("format", FORMATS)
-def test_later_batches_widen_type_and_width(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any, levels: int | None
-) -> None:
-    monkeypatch.setattr(files, "BATCH_ROWS", 10)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 512)
-    rows = [[number] for number in range(100)] + [[7, 40_000]] * 50 + [[3, 2**31, 0, 1, 2]] + [[1]] * 50
-    path = write_table(tmp_path / f"a.{format}", rows, list(range(len(rows))), levels=levels)
-    shapes = []
-    stack = sequences._stack
-    monkeypatch.setattr(
-        sequences, "_stack", lambda parts: (shapes.extend((part.shape, part.dtype) for part in parts), stack(parts))[1]
-    )
-    table = read_table(path, format=format, sequence="sequence" if levels is None else LEVELS)
-    widths, types = {shape[1] for shape, _ in shapes}, {dtype for _, dtype in shapes}
-    assert len(shapes) >= 4
-    assert {1, 2, 5} <= widths
-    assert types == {np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64)}
-    assert table.sequences.tolist() == padded(rows)
-    assert table.item_ids.tolist() == list(range(len(rows)))
-
-
 LISTS = pa.array([[9, 9], [5, 7], None, [], [6, 8], [4, None]], pa.list_(pa.int32()))
 PAIRS = pa.array([[9, 9], [5, 7], None, [6, 8], [4, None]], pa.list_(pa.uint8(), 2))
 
@@ -204,28 +173,20 @@ def test_a_slice_is_read_from_its_offset(lists: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "ids",
+    ("ids", "list_type"),
     [
-        pa.array(["a", "b", "a"], pa.large_string()),
-        pa.array(["a", "b", "a"]).dictionary_encode(),
-        pa.array([300, 7, 300], pa.uint64()),
-        pa.array([300, 7, 300], pa.int32()).dictionary_encode(),
+        (pa.array(["a", "b"], pa.large_string()), pa.large_list(pa.int16())),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.list_(pa.uint32(), 2)),
+        (pa.array([300, 7], pa.uint64()), pa.list_(pa.uint64())),
+        (pa.array([300, 7], pa.int32()).dictionary_encode(), pa.list_(pa.int8())),
     ],
-    ids=str,
 )
-def test_types_of_ids(tmp_path: Path, ids: Any) -> None:
-    path = parquet(tmp_path / "a.parquet", sequence=[[1], [2], [3]], item_id=ids)
-    item_ids = read_table(path, format="parquet").item_ids
-    assert list(item_ids) == ids.to_pylist()
-    assert isinstance(item_ids, list) or item_ids.dtype == np.int16
-
-
-@pytest.mark.parametrize(
-    "list_type", [pa.large_list(pa.int16()), pa.list_(pa.uint32(), 2), pa.list_(pa.uint64())], ids=str
-)
-def test_types_of_lists(tmp_path: Path, list_type: Any) -> None:
-    path = parquet(tmp_path / "a.parquet", sequence=pa.array([[5, 7], [6, None]], list_type))
-    assert read_table(path, format="parquet", item_id=None).sequences.tolist() == [[5, 7], [6, PADDING]]
+def test_types_of_columns(tmp_path: Path, ids: Any, list_type: Any) -> None:
+    path = parquet(tmp_path / "a.parquet", sequence=pa.array([[5, 7], [6, None]], list_type), item_id=ids)
+    table = read_table(path)
+    assert table.sequences.tolist() == [[5, 7], [6, PADDING]]
+    assert list(table.item_ids) == ids.to_pylist()
+    assert isinstance(table.item_ids, list) or table.item_ids.dtype == np.int16
 
 
 def test_levels_of_different_types_and_an_empty_one(tmp_path: Path) -> None:
@@ -283,18 +244,20 @@ def test_a_folder_of_spark_is_its_parts_for_every_reader(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "format", "message"),
     [
-        (["a.csv", "b.parquet"], "has files of csv and parquet, expected names that end in one of .*: pass format="),
-        (["notes.txt"], "does not say what it is, expected names that end in one of"),
-        (["_a.csv"], "does not say what it is"),
+        (["a.csv", "b.parquet"], None, "has files of csv and parquet, expected names that end in .*: pass format="),
+        (["notes.txt", "_a.csv"], None, "does not say what it is, expected names that end in one of"),
+        (["a.csv"], "jsonl", r"is a folder without jsonl files, expected some that end in \.jsonl or"),
     ],
 )
-def test_a_folder_without_one_format(tmp_path: Path, names: list[str], message: str) -> None:
+def test_a_folder_without_one_format(tmp_path: Path, names: list[str], format: Any, message: str) -> None:
     for name in names:
         written(tmp_path / name, "?")
     with pytest.raises(ValueError, match=message):
-        find_files(tmp_path)
+        find_files(tmp_path, format)
+    with pytest.raises(ValueError, match=r"path=\[\] names no file"):
+        find_files([], format)
 
 
 @pytest.mark.parametrize(
@@ -323,13 +286,12 @@ def test_lists_in_texts(text: str, ids: list[int] | None, strings: list[str]) ->
 
 
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
-@pytest.mark.parametrize("name", ["a.csv", "a.TSV", "a.jsonl.gz", "a.json", "a.txt", "a"])
+@pytest.mark.parametrize("name", ["a.TSV", "a.jsonl.gz", "a.json", "a"])
 def test_a_list_of_items_in_a_file(tmp_path: Path, name: str, bom: bytes) -> None:
     ids = [107, 7, 103]
     text = "\n107\n 7 \n103\n" if bom == b"" else "107\n7\n103"
     if name.lower().endswith("sv"):
-        mark = "," if name == "a.csv" else "\t"
-        text = "".join(f"{number}{mark}{item}\n" for number, item in [("n", "item_id"), *enumerate(ids)])
+        text = "".join(f"{number}\t{item}\n" for number, item in [("n", "item_id"), *enumerate(ids)])
     elif "json" in name:
         text = json.dumps(ids) if name == "a.json" else "".join(json.dumps({"item_id": item}) + "\n" for item in ids)
     data = bom + text.encode()
@@ -380,12 +342,6 @@ def test_csv_with_lines_in_other_cells(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_table(path, format="csv", item_id=None).sequences.tolist() == [[number, 7] for number in range(99)]
 
 
-def test_csv_with_blanks_around_its_integers(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", 'sequence,c0,c1\n  5\t7 ,5 , 7\n"( 6, )",\t6,\n')
-    for sequence in ("sequence", LEVELS[:2]):
-        assert read_table(path, format="csv", sequence=sequence, item_id=None).sequences.tolist() == [[5, 7], [6, -1]]
-
-
 def test_json_that_other_programs_write(tmp_path: Path) -> None:
     lines = ['\ufeff{"sequence": [5, 7], "x": 1}', "", '  {"x": {"y": "z"}, "sequence" : [6]}\r', '{"sequence": [8]}']
     path = written(tmp_path / "a.jsonl", "\n".join(lines))
@@ -394,10 +350,9 @@ def test_json_that_other_programs_write(tmp_path: Path) -> None:
     assert read_table([long, path], format="jsonl", item_id=None).sequences[0, 0] == 5
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl"])
-def test_an_item_of_one_token_may_have_it_as_its_id(name: str, tmp_path: Path) -> None:
-    path = write_table(tmp_path / name, [[5, 7], [6], [5, 8]], None, levels=2)
-    table = read_table(path, format=name[2:], sequence=LEVELS[:2], item_id="c0")
+def test_a_token_may_be_the_id(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "a.csv", [[5, 7], [6], [5, 8]], None, levels=2)
+    table = read_table(path, sequence=LEVELS[:2], item_id="c0")
     assert table.sequences.tolist() == [[5, 7], [6, -1], [5, 8]]
     assert np.asarray(table.item_ids).tolist() == [5, 6, 5]
 
@@ -425,35 +380,16 @@ BAD = [
     ("parquet", pa.table([[1], [2]], ["a", "a"]), {"sequence": ["a"]} | NO_ID, "has 2 columns 'a', expected one"),
     ("parquet", table_of(), {"sequence": ["c0", "c0"]}, r"sequence=\['c0', 'c0'\] names a column twice"),
     ("parquet", table_of(sequence=["5 7", "6"]), {}, "'sequence' has type string, expected lists of integers: conv"),
-    (
-        "parquet",
-        table_of(sequence=[5, 6]),
-        {},
-        r"type int64, expected lists of integers.* sequence=\[\"c0\", \"c1\"\]",
-    ),
+    ("parquet", table_of(sequence=[5, 6]), {}, r"int64, expected lists of integers.* sequence=\[\"c0\", \"c1\"\]"),
     ("parquet", table_of(sequence=[[5.0], [6.5]]), {}, "type list<.*double>, expected integers: write integers"),
-    ("parquet", table_of(sequence=[["5"], ["6"]]), {}, "type list<.*string>, expected integers: write integers"),
     ("parquet", levels_of([1, 2], [3.0, None]), C2, r"'c1' has type double, expected integers.*astype\(\"Int64\"\)"),
     ("parquet", table_of(sequence=[[5], [6, None, 7]]), {}, rf"row 1 is \[6, None, 7\], {GAP}"),
-    ("parquet", table_of(sequence=[[5], [None, 7]]), {}, rf"row 1 is \[None, 7\], {GAP}"),
     ("parquet", levels_of([1, 2], [3, None], [None, 4]), C3, rf"'c0', 'c1', 'c2', row 1 is \[2, None, 4\], {GAP}"),
     ("parquet", table_of(sequence=[[5], []]), {}, rf"row 1 is \[\], {NONE}"),
-    ("parquet", table_of(sequence=[[5], None]), {}, f"row 1 is None, {NONE}"),
     ("parquet", levels_of([1, None], [3, None]), C2, r"row 1 is \[None, None\], expected at least one token"),
-    (
-        "parquet",
-        table_of(sequence=[[5], [6, -7]]),
-        {},
-        r"row 1 is \[6, -7\], expected .* from 0 to \d+ and not -7: are",
-    ),
-    (
-        "parquet",
-        levels_of([1, 2], [3, -7]),
-        C2,
-        "column 'c1', row 1 is -7, expected integers from 0 .* Padding is null",
-    ),
+    ("parquet", table_of(sequence=[[5], [6, -7]]), {}, r"row 1 is \[6, -7\], expected .* from 0 to \d+ and not -7"),
+    ("parquet", levels_of([1, 2], [3, -7]), C2, "column 'c1', row 1 is -7, expected integers from 0 .* Padding is"),
     ("parquet", table_of(sequence=BIG), {}, rf"row 1 is \[{2**63}\], expected .* 0 to {2**63 - 1} and not {2**63}"),
-    ("parquet", table_of(sequence=[list(range(99)), [-1]]), {}, "row 1 is .* not -1"),
     ("parquet", table_of(item_id=[1, None]), {}, "column 'item_id', row 1 is None, expected an id: give it one, or"),
     ("parquet", table_of(item_id=[1.0, 2.0]), {}, "column 'item_id' has type double, expected integers or strings"),
     ("parquet", table_of(item_id=pa.array([1, 2**64 - 1], pa.uint64())), {}, f"row 1 is {2**64 - 1}, .* to strings"),
@@ -461,49 +397,29 @@ BAD = [
     ("parquet", table_of()[:0], {}, "a.parquet has no row, expected at least one: a catalogue needs an item"),
     ("parquet", b"", {}, "a.parquet cannot be read from row 0 on, expected complete parquet: .* 0 bytes"),
     ("csv", "", {}, "a.csv cannot be read from row 0 on, expected complete csv: Empty CSV file"),
-    ("csv", "sequence,item_id\n", {}, "a.csv has no row, expected at least one"),
-    ("csv", HEAD, {"sequence": "codes"}, "no column 'codes', expected one of 'sequence', 'item_id'.* with sequence="),
     ("csv", "sequence;item_id\n5;1\n", {}, "no column 'sequence', .*: pass delimiter=';', if that separates"),
     ("csv", "a,b,a\n1,2,3\n", {"sequence": ["a", "b"]} | NO_ID, "has 2 columns 'a', expected one"),
-    (
-        "csv",
-        HEAD + "5 x,2\n",
-        {},
-        "'sequence', row 1 is '5 x', expected integers of 64 bits and not 'x': write integers",
-    ),
-    ("csv", HEAD + "5 7.0,2\n", {}, "row 1 is '5 7.0', expected integers of 64 bits and not '7.0'"),
+    ("csv", HEAD + "5 x,2\n", {}, "'sequence', row 1 is '5 x', expected integers of 64 bits and not 'x': write"),
     ("csv", HEAD + "1_000,2\n", {}, "row 1 is '1_000', expected integers"),
-    ("csv", HEAD + "[],2\n", {}, r"row 1 is '\[\]', expected integers"),
     ("csv", HEAD + ",2\n", {}, "row 1 is None, expected at least one token"),
     ("csv", HEAD + '"5, ,7",2\n', {}, "row 1 is '5, ,7', expected an integer between two commas: fill the gap"),
-    ("csv", HEAD + "5 -7,2\n", {}, "row 1 is '5 -7', expected integers from 0 to .* not -7"),
     ("csv", HEAD + f"{2**63},2\n", {}, f"row 1 is '{2**63}', expected integers of 64 bits"),
-    ("csv", HEAD + "5 7,\n", {}, "column 'item_id', row 1 is None, expected an id"),
     ("csv", HEAD + "5,7,2\n", {}, "cannot be read.* Row #3: Expected 2 columns, got 3: 5,7,2 .quote cells"),
     ("csv", HEAD.encode() + b"5,\xff\n", {}, "a.csv cannot be read.* Row #3: .*invalid UTF8.* text is UTF-8"),
     ("csv", "c0,c1,item_id\n1,2,3\n4,5.0,6\n", C2, "column 'c1', row 1 is '5.0', expected integers"),
     ("csv", "c0,c1,item_id\n1,2,3\n,5,6\n", C2, rf"columns 'c0', 'c1', row 1 is \[None, '5'\], {GAP}"),
-    ("csv.gz", HEAD, {}, "a.csv.gz cannot be read"),
     ("csv.gz", gzip.compress(HEAD.encode() * 99)[:-9], {}, "a.csv.gz cannot be read.* Truncated"),
     ("jsonl", "", {}, "a.jsonl has no row, expected at least one"),
     ("jsonl", FIRST + '{"sequence": [5], "item_id": 2\n' + FIRST, {}, "line 3 is '{.*2', expected an object with 's"),
     ("jsonl", FIRST + "[5, 7]", {}, "line 3 is .* changed from object to array.: correct it"),
     ("jsonl", "\n" + FIRST[:9], {}, "line 2 is .*, expected an object with 'sequence', 'item_id'"),
     ("jsonl", "\n[5, 7]", {}, r"line 2 is '\[5, 7\]', expected an object with .*it is no object.: correct it"),
-    ("jsonl", FIRST + '{"sequence": [5.5], "item_id": 2}', {}, "line 3 is .*, expected an object .*parse:5.5"),
     ("jsonl", FIRST + '{"sequence": "5 7", "item_id": 2}', {}, "line 3 is .*sequence. changed from array to string"),
-    ("jsonl", FIRST + '{"sequence": [5], "item_id": "a"}', {}, "line 3 is .*, expected .*from number to string"),
-    ("jsonl", FIRST.replace("1}", '"a"}') + FIRST, {}, "line 3 is .*, expected .*from string to number.: correct it"),
     ("jsonl", b'{"sequence": [5], "item_id": "\xff"}', {}, "line 1 is .*, expected an object with"),
-    ("jsonl", FIRST.encode() + b'{"sequence": [5], "item_id": "\xff"}', {}, "line 3 is .*, expected an object with"),
     ("jsonl", b'{"sequence": [5], "item_id": "a"}\n{"sequence": [5], "item_id": "\xb2"}', {}, "line 2 is .*UTF8"),
     ("jsonl", FIRST + '{"item_id": 2}', {}, "row 1 is None, expected at least one token"),
     ("jsonl", FIRST + '{"sequence": [5]}', {}, "column 'item_id', row 1 is None, expected an id"),
-    ("jsonl", FIRST + '{"sequence": [5, null, 7], "item_id": 2}', {}, rf"row 1 is \[5, None, 7\], {GAP}"),
-    ("jsonl", FIRST + '{"sequence": [-5], "item_id": 2}', {}, r"row 1 is \[-5\], expected integers from 0"),
-    ("jsonl", FIRST, {"item_id": "sku"}, "has no column 'sku', expected one of 'sequence', 'item_id'.* item_id="),
     ("jsonl", '{"c0": 5}', C2 | NO_ID, "a.jsonl has 'c1' in no row, expected it in some: correct sequence="),
-    ("jsonl", '{"c1": 5}', C2 | NO_ID, "a.jsonl has no column 'c0'"),
 ]
 
 
@@ -557,31 +473,18 @@ def test_a_parquet_file_that_is_cut_short_or_damaged(tmp_path: Path) -> None:
     data = path.read_bytes()
     for broken in (data[:-20], data[: len(data) // 2], data[:8] + bytes(40) + data[48:]):
         written(path, broken)
-        with pytest.raises(
-            ValueError,
-            match=r"a\.parquet cannot be read from row .* on, expected complete parquet: .* \(write it again",
-        ):
-            read_table(path, format="parquet")
+        with pytest.raises(ValueError, match=r"a\.parquet cannot be read from row .* on, .* \(write it again"):
+            read_table(path)
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_ids_of_two_types(tmp_path: Path, format: Any) -> None:
     numbers = write_table(tmp_path / f"1.{format}", [[5]], [1])
     strings = write_table(tmp_path / f"2.{format}", [[5]], ["a"])
-    with pytest.raises(
-        ValueError, match=rf"2\.{format}, column 'item_id' has type string, expected integers as in the"
-    ):
+    with pytest.raises(ValueError, match=rf"2\.{format}, column 'item_id' has type string, expected integers as in"):
         read_table([numbers, strings], format=format)
     with pytest.raises(ValueError, match=rf"1\.{format}, column 'item_id' has type int64, expected strings as in the"):
         read_table([strings, numbers], format=format)
-
-
-def test_a_path_that_names_no_file(tmp_path: Path) -> None:
-    written(tmp_path / "a.csv", HEAD)
-    with pytest.raises(ValueError, match=r"is a folder without jsonl files, expected some that end in \.jsonl or"):
-        read_table(tmp_path, format="jsonl")
-    with pytest.raises(ValueError, match=r"path=\[\] names no file"):
-        read_table([], format="jsonl")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv.gz", "a.jsonl"])
@@ -613,7 +516,7 @@ def test_missing_pyarrow_names_the_extra() -> None:
 
 
 def test_the_example_runs() -> None:
-    for module in (cells, files, memory, sequences, tables):
+    for module in (cells, memory, sequences, tables):
         failed, attempted = doctest.testmod(module)
         assert not failed
         assert attempted
