@@ -36,7 +36,7 @@ EXAMPLES = {
     """`curl localhost:8000/v1/recommend -d '{"history": ["B01", "B02"], "num_results": 5}'""",
     "env": "hf-gr env",
     "build": "hf-gr index build items.parquet --codes codes --offset 3 --output catalogue",
-    "show": "hf-gr index show catalogue --plot levels.png",
+    "show": "hf-gr index show catalogue",
     "check": "hf-gr index check me/catalogue --model me/recommender",
     "push": "hf-gr index push catalogue me/catalogue --private",
     "demo": "hf-gr demo --fast",

@@ -96,35 +96,25 @@ def build(
     print_doubts(doubts)
 
 
-def show(index: str, *, plot: Path | None = None, as_json: bool = False, revision: str | None = None) -> None:
+def show(index: str, *, as_json: bool = False, revision: str | None = None) -> None:
     """Show what an index holds: its levels, its collisions and its memory.
 
     A step of beam search descends one level. Fewer children make it cheaper; a forced level leaves no choice.
 
     Args:
         index: a folder with an index, or a repository id of the Hub.
-        plot: also plot the levels, to a file .png, .svg or .pdf.
         revision: branch, tag or commit, if INDEX is a repository. Default: its main branch.
     """
-    if plot is not None:
-        from hf_gr.files.figures import check_format  # before any long work: it needs matplotlib
-
-        check_format(plot, "plot")
     from hf_gr.catalogue import ConstraintIndex
     from hf_gr.catalogue.summary import summarise
 
-    from .index_report import print_plotted, print_summary
+    from .index_report import print_summary
 
     summary = summarise(ConstraintIndex.from_pretrained(index, revision=revision).snapshot)
     if as_json:
         typer.echo(json.dumps(asdict(summary)))
     else:
         print_summary(summary, index)
-    if plot is not None:
-        from .index_plot import save_plot
-
-        save_plot(summary, plot, title=Path(index).resolve().name if Path(index).is_dir() else index)
-        print_plotted(plot)
 
 
 def check(index: str, *, model: str | None = None, as_json: bool = False, revision: str | None = None) -> None:

@@ -59,11 +59,6 @@ def print_summary(summary: Summary, name: str) -> None:
     console.print(_pairs(_facts(summary)))
 
 
-def print_plotted(path: Path) -> None:
-    """Print where the plot is; on stderr, since stdout may be one JSON object."""
-    _console(stderr=True).print(f"Plot: {shown(str(path))}", soft_wrap=True)
-
-
 def print_checked(name: str, checked: Sequence[tuple[str, str]]) -> None:
     """Print that nothing is damaged, and what was checked."""
     console = _console()

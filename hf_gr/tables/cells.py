@@ -14,12 +14,7 @@ INTEGER = re.compile("[+-]?[0-9]+")  # int() also reads 1_000 and the digits of 
 
 
 def read_integer(text: str) -> int | None:
-    """The integer that a text is, in digits from 0 to 9; None for any other text.
-
-    Example:
-        >>> [read_integer(text) for text in ("7", "-12", "1_000", "٣", "7.0")]
-        [7, -12, None, None, None]
-    """
+    """The integer that a text is, in digits from 0 to 9; None for any other text."""
     return int(text) if INTEGER.fullmatch(text) else None
 
 

@@ -45,22 +45,13 @@ pc: Any = pyarrow.compute  # it creates its functions at import, where no type c
 
 
 def suffix_of(path: str | PathLike[str]) -> str:
-    """What a name ends with, without compression and in small letters.
-
-    Example:
-        >>> [suffix_of(name) for name in ("USERS.TSV", "t.parquet.csv", "part-0.csv.GZ", "README")]
-        ['.tsv', '.csv', '.csv', '']
-    """
+    """What a name ends with, without compression and in small letters: `.csv` of `part-0.csv.GZ`."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     return next((suffix for suffix in reversed(suffixes) if suffix not in CODECS), "")
 
 
 def find_files(paths: Paths, format: Format | None = None) -> tuple[list[Path], Format]:
-    """The files that paths name, folders replaced by their files of the format in order of name; and the format.
-
-    Raises:
-        ValueError: a file is missing, a folder has no file of the format, or names tell no format, or several.
-    """
+    """The files that paths name, folders replaced by their files of the format in order of name; and the format."""
     entries = [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
     if not entries:
         raise ValueError("path=[] names no file, expected one or more: list the files")
@@ -142,8 +133,7 @@ def read_csv(file: Path, roles: Mapping[str, str], delimiter: str | None) -> Bat
 def read_jsonl(file: Path, roles: Mapping[str, str], types: Mapping[str, Any]) -> Batches:
     """Batches of some columns of a file of JSON lines, whose types are those of the first line.
 
-    `types` has the type of a role that is null or an empty list there. Of several columns of a role, the first line
-    need only have the first.
+    `types` are of roles that are null there. Of several columns of a role, that line need only have the first.
     """
     # Not pyarrow's open_json, which does not report the line of an error and is not in pyarrow 18.
     schema, num_lines = None, 0

@@ -19,9 +19,6 @@ def read_items(argument: str, path: Path) -> list[Any]:
 
     They are the column `item_id` of a table (`.parquet`, `.csv`, `.tsv`, `.jsonl`), a JSON list (`.json`), or, in any
     other file, one per line.
-
-    Raises:
-        ValueError: the file is damaged, has no such column or list, or has a header though it is no table.
     """
     suffix = suffix_of(path)
     if suffix != ".json" and any(suffix in suffixes for suffixes in SUFFIXES.values()):

@@ -41,11 +41,7 @@ def paths_of(table: Any) -> list[Any]:
 
 
 def to_arrow(table: Any, roles: Mapping[str, str], name: str) -> Any:
-    """Some columns, named by their roles, as an Arrow table; no other column is looked at.
-
-    Raises:
-        ValueError: it is no table, it lacks a column, or a column has values of several types, or sets.
-    """
+    """Some columns, named by their roles, as an Arrow table; no other column is looked at."""
     names = list(roles)
     if is_histories(table):
         table = {HISTORY: _read_histories(table, name)}

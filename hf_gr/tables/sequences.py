@@ -25,7 +25,7 @@ from .table import Rows, Table, is_text
 
 Array = npt.NDArray[np.integer]
 
-PADDING = -1  # in the tail of a shorter sequence: equals the catalogue's own, as a test checks
+PADDING = -1  # in the tail of a shorter sequence, as in the catalogue
 
 
 def read_sequences(
@@ -38,30 +38,12 @@ def read_sequences(
     read_text: Callable[[Any], Sequence[int]] | None = None,
     **how: Any,
 ) -> tuple[Array, Array | list[str] | None]:
-    r"""Read the token sequences, or codes, and item ids of a catalogue.
+    """`[N, T]` tokens or codes, -1 in the tail of a shorter sequence, and N item ids, None if no column was named.
 
-    Args:
-        data: see `Table`.
-        sequence: a column of integer lists; in CSV, of texts such as `5 7`, `5,7` or `[5, 7]`. Or several columns of
-            integers, one per level, in which a shorter sequence ends with nulls (in CSV, empty cells; in JSON lines,
-            also missing keys).
-        item_id: a column of integers or of strings; None if there is none. CSV has text only: its ids are integers
-            if all of them, in all files, look like integers (`7`, but not `007`).
-        progress: show a bar, on a terminal or in a notebook.
-        argument: what errors call `sequence`.
-        read_text: the integers of a text, or of a list of texts, in a single column that holds such; it raises
-            `ValueError` for others. By default texts are refused, but for those of CSV above.
-        how: `format` and `delimiter` of `Table`.
-
-    Returns:
-        `[N, T]` tokens, in the smallest of int16, int32 and int64, and -1 in the tail of a shorter sequence. `[N]`
-        integer ids, in the smallest of these types, or N strings; None if no column was named.
-
-    Raises:
-        ValueError: a file is missing, truncated or of another format; a column is missing or of another type; a
-            sequence is empty, has a gap or a negative token; an id is missing or of another type than the first; an
-            integer exceeds 64 bits; there is no row. Names file, column, row (from 0 in each file, without the
-            header) and value.
+    `sequence` is a column of integer lists, in CSV of texts such as `5 7`, `5,7` or `[5, 7]`; or several columns of
+    integers, one per level, in which a shorter sequence ends with nulls. Errors call it `argument`. `read_text` gives
+    the integers of other texts, or raises `ValueError`. `how` is for `Table`. Integers have the smallest type of 16
+    bits or more that holds them all. Whatever is wrong is a `ValueError` with file, column, row and value.
 
     Example:
         >>> tokens, ids = read_sequences({"sequence": [[5, 7], [5, 8, 9]], "item_id": ["ham", "jam"]})

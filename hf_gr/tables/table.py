@@ -21,19 +21,12 @@ from .memory import HISTORY, is_histories, is_in_memory, to_arrow
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of a table.
+    """Some rows of a table."""
 
-    Attributes:
-        first_row: the number of the first one, from 0 through all files.
-        columns: what was read, of Arrow.
-        starts: the first row of every file begun so far, and the file's name.
-        number: of the window, from 0.
-    """
-
-    first_row: int
-    columns: Any
-    starts: tuple[tuple[int, str], ...] = field(repr=False)
-    number: int = 0
+    first_row: int  # from 0 through all files
+    columns: Any  # what was read, of Arrow
+    starts: tuple[tuple[int, str], ...] = field(repr=False)  # of every file begun so far: its first row, its name
+    number: int = 0  # of the window
 
     def __len__(self) -> int:
         return self.columns.num_rows
@@ -67,21 +60,12 @@ class Table:
 
     Args:
         data: a file, several in order, or a folder, whose files are read in order of name: Parquet, CSV or JSON lines,
-            the latter two also compressed (`.gz`, `.bz2`, `.zst`). Or a pandas or Polars data frame, an Arrow table,
-            a `datasets.Dataset`, a dictionary of columns, or a list of histories.
+            the latter two also compressed (`.gz`, `.bz2`, `.zst`). Or a table in memory, or a list of histories.
         roles: by column, the argument that names it.
         name: what errors call a table in memory.
         format: of files; by default what their names end with.
         delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
         types: by role, the type of a column that is null in the first line of JSON lines.
-
-    Attributes:
-        files: None for a table in memory.
-        format: of the files.
-        is_text: whether all cells are texts or null, as in CSV.
-
-    Raises:
-        ValueError: a file is missing or of an unknown format, or it is no table; in memory, a column is missing.
 
     Example:
         >>> table = Table({"who": ["ann", "bob"], "seen": [[5], [7, 8]]}, {"seen": "history"})
@@ -102,7 +86,7 @@ class Table:
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
             raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
         self.roles, self._delimiter, self._types = dict(roles), delimiter, types or {}
-        self.files, self.format, self.name = None, format, name
+        self.files, self.format, self.name = None, format, name  # no files: it is in memory
         self._rows: Any = None
         if is_in_memory(data) and (HISTORY in self.roles.values() or not is_histories(data)):
             if format is not None or delimiter is not None:
@@ -119,7 +103,7 @@ class Table:
                 raise ValueError(f"delimiter={delimiter!r} is given and {self.format} has none: omit it")
             more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
             self.name = f"{self.files[0]}{more}"
-        self.is_text = self.format == "csv"
+        self.is_text = self.format == "csv"  # all cells are texts or null
 
     @property
     def num_rows(self) -> int | None:
@@ -144,11 +128,7 @@ class Table:
         return [[self.name, len(self._rows), xxh3_128_hexdigest(sink.getvalue())]]
 
     def batches(self, size: int | None = None) -> Iterator[tuple[Rows, int]]:
-        """The rows of each file, and the byte in all files where they end. Batches of text may have another size.
-
-        Raises:
-            ValueError: a file cannot be read; names the first row affected, from 0 in the file.
-        """
+        """The rows of each file, and the byte in all files where they end. Batches of text may have another size."""
         row, before = 0, 0
         if self.files is None:
             for batch in self._rows.to_batches(max_chunksize=size):
@@ -171,10 +151,7 @@ class Table:
             before += file.stat().st_size
 
     def windows(self, size: int) -> Iterator[Rows]:
-        """All rows with the types of the first, `size` at a time; the last window may have fewer.
-
-        Memory is that of a window. Raises as `batches`, and for a column of another type than in the first file.
-        """
+        """All rows with the types of the first, `size` at a time and no more in memory; the last may have fewer."""
         schema: Any = None
         pending: list[Any] = []
         starts: list[tuple[int, str]] = []
