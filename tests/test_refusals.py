@@ -62,7 +62,7 @@ BOTH: Refused = [
     ({"exclude_items": [[1]]}, "exclude_items has 1 entries, expected 2: one for each prompt"),
     ({"exclude_items": partial(iter, [[1]])}, "exclude_items has 1 entries, expected 2: one for each prompt"),
     ({"exclude_items": np.array(3)}, "exclude_items is 3, expected a list of item ids for each request"),
-    ({"exclude_items": [[1], ["ham"]]}, r"exclude_items\[1\] has 'ham', expected integers"),
+    ({"exclude_items": [[1], ["ham"]]}, r"exclude_items\[1\]\[0\]='ham', expected integers"),
     ({"exclude_items": [1, 2]}, r"exclude_items\[0\] is 1, expected a list of item ids"),
     ({"exclude_items": 7}, "exclude_items is 7, expected a list of item ids for each request"),
     ({"generation_config": INDEX}, "generation_config is a ConstraintIndex.*: pass it as constraint_index="),

@@ -102,7 +102,7 @@ class Fanout:
     def parents(self, children: Array) -> Longs:
         """The parent of every child, shaped like `children`."""
         if children.size > self.num_children // 8:  # a table of all parents is cheaper than so many searches
-            return np.repeat(np.arange(self.num_parents), self._counts())[children]
+            return np.repeat(np.arange(self.num_parents), self.counts())[children]
         if self.exceptions is None:
             sought = np.asarray(children, dtype=self.offsets.dtype)
             return np.searchsorted(self.offsets, sought, side="right").astype(np.int64) - 1
@@ -148,23 +148,12 @@ class Fanout:
         shifts = self.offsets[start : stop + 1].astype(np.int64)
         return np.arange(piece.start, piece.stop + 1, dtype=np.int64) + np.repeat(shifts, runs)
 
-    def first_children(self) -> Bools:
-        """`[C]`: whether a child is its parent's first."""
-        if self.exceptions is None:
-            is_first = np.zeros(self.num_children + 1, dtype=bool)
-            is_first[self.offsets] = True
-            return is_first[:-1]
-        first, last = self._ranges_of_exceptions()
-        is_first = np.ones(self.num_children, dtype=bool)
-        is_first[spans(np.minimum(first + 1, last), last)] = False
-        return is_first
-
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return self.offsets.nbytes + (0 if self.exceptions is None else self.exceptions.nbytes)
 
-    def _counts(self) -> Longs:
+    def counts(self) -> Longs:
         """`[P]` numbers of children."""
         counts = np.diff(self.offsets.astype(np.int64))
         if self.exceptions is None:
@@ -173,16 +162,12 @@ class Fanout:
         every[self.exceptions] += counts
         return every
 
-    def _ranges_of_exceptions(self) -> tuple[Longs, Longs]:
-        """`ranges(exceptions)`, without a search."""
-        assert self.exceptions is not None
-        return self.exceptions + self.offsets[:-1].astype(np.int64), self.exceptions + self.offsets[1:].astype(
-            np.int64
-        ) + 1
-
     @cached_property
     def _first_of_exceptions(self) -> Array:
-        return self._ranges_of_exceptions()[0].astype(smallest_dtype(self.num_children))
+        """The first child of each exception, without a search."""
+        assert self.exceptions is not None
+        first = self.exceptions + self.offsets[:-1].astype(np.int64)
+        return first.astype(smallest_dtype(self.num_children))
 
 
 def spans(first: Array, last: Array) -> Longs:
@@ -202,12 +187,6 @@ def bisect(low: Longs, high: Longs, is_before: Callable[[Longs], Bools]) -> Long
         is_right = (low < high) & is_before(middle)
         low, high = np.where(is_right, middle + 1, low), np.where(is_right | (low >= high), high, middle)
     return low
-
-
-def require(condition: bool | np.bool_, fact: str) -> None:
-    """Raise a `ValueError` that names a fact which does not hold."""
-    if not condition:
-        raise ValueError(f"expected that {fact}")
 
 
 def smallest_dtype(largest: int) -> np.dtype[np.signedinteger]:

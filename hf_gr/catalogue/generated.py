@@ -25,11 +25,7 @@ CUT = (
 
 
 def read_generated(sequences: Any) -> Longs:
-    """`[R, T]` generated tokens; everything from a negative token (-1, -100) on is padding.
-
-    Raises:
-        ValueError: not integers, more than two axes, or what `generate` returned as a whole.
-    """
+    """`[R, T]` generated tokens; everything from a negative token (-1, -100) on is padding."""
     if hasattr(sequences, "sequences"):
         raise ValueError(
             f"sequences is a {type(sequences).__name__}, expected its generated tokens: pass out.sequences without "
@@ -44,9 +40,6 @@ def check_cut(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> Non
 
     After an item comes padding: one token, repeated. A catalogue without end tokens does not know the model's: one
     other token may come first, unless a sequence begins with it.
-
-    Raises:
-        ValueError: names the row and its item, or the token before all items; and how to cut.
     """
     if not any(found) and rows.shape[1] > 1:
         others = rows[np.any((rows != rows[:, :1]) & (rows != PADDING), axis=1)]  # not padding alone

@@ -126,29 +126,14 @@ class ItemIds:
         return self.values[self.bounds[item] : self.bounds[item + 1]].tobytes().decode()
 
 
-def read_item_ids(
-    item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: int, *, argument: str = "item_ids"
-) -> Array | list[str] | None:
-    """Check one item id for every row: an integer array or a list of strings; None stays None.
-
-    Raises:
-        ValueError: not one id per row, mixed or other types, integers beyond 64 bits, text that is not Unicode.
-    """
+def read_item_ids(item_ids: Any, num_rows: int) -> Array | list[str] | None:
+    """Check one item id for every row: an integer array or a list of strings; None stays None."""
     if item_ids is None:
         return None
-    host: Any = to_host(item_ids)
-    if isinstance(host, np.ndarray) and cast("npt.NDArray[Any]", host).ndim == 0:
-        host = cast("npt.NDArray[Any]", host).item()
-    if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
-        raise ValueError(
-            f"{argument} is {host!r}, expected a list of {num_rows} ids: one for each row, in the same order"
-        )
-    ids: Any = cast(Any, host) if isinstance(host, np.ndarray) else list(cast("Iterable[Any]", host))
+    ids = check_item_ids(item_ids)
     if len(ids) != num_rows:
-        raise ValueError(
-            f"{argument} has {len(ids)} entries, expected {num_rows}: one for each row, in the same order"
-        )
-    return check_item_ids(ids, argument=argument)
+        raise ValueError(f"item_ids has {len(ids)} entries, expected {num_rows}: one for each row, in the same order")
+    return ids
 
 
 def check_item_ids(item_ids: Any, *, argument: str = "item_ids") -> Array | list[str]:

@@ -44,11 +44,7 @@ def read_labels(labels: Any) -> list[str]:
 
 
 def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple[list[list[int]], int]:
-    """The tokens of every label, without the end token, and the end token.
-
-    Raises:
-        ValueError: no tokenizer, no end token, or labels that do not survive it; see `ConstraintIndex.from_labels`.
-    """
+    """The tokens of every label, without the end token, and the end token."""
     if not isinstance(prefix, str):
         raise ValueError(f'prefix is {prefix!r}, expected a string: " " or ""')
     check_is_tokenizer(tokenizer)

@@ -33,25 +33,16 @@ _FIX = (
 
 
 class CodeReader:
-    """Reads semantic IDs, item by item.
+    """Reads semantic IDs, item by item; `takes_texts` if it is known which tokens their texts stand for.
 
-    Args:
-        template: a token's text. If the first text that is read has the names of its levels in the other case, as
-            `<A_154>` of MQL4GRec does, so has `template` afterwards.
-        takes_texts: whether it is known which tokens texts stand for.
+    If the first text has the names of its levels in the other case, as `<A_154>` of MQL4GRec, so has `template` then.
     """
 
     def __init__(self, template: str, *, takes_texts: bool = True) -> None:
-        self.template = template
-        self._takes_texts = takes_texts
-        self._has_read_text = False
+        self.template, self._takes_texts, self._has_read_text = template, takes_texts, False
 
     def read(self, value: Any, *, of: str = "it") -> list[int]:
-        """The codes of one item, which errors call `of`: of token texts, of integers, or of one string.
-
-        Raises:
-            ValueError: it cannot be read, or is a text where nothing says which tokens texts stand for.
-        """
+        """The codes of one item, which errors call `of`: of token texts, of integers, or of one string."""
         parts, codes = _read(value, self.template)
         if len(codes) < len(parts) and not self._has_read_text:
             other = in_other_case(self.template)
@@ -76,16 +67,17 @@ class CodeReader:
 
 
 def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[ItemId]]:
-    """The codes of every item and the item ids; see `SemanticIds.from_json`.
-
-    Raises:
-        ValueError: a file that is not JSON, anything but a mapping or a list, or an item whose semantic ID cannot be
-            read, by name.
-    """
-    is_file = isinstance(source, (str, PathLike))
-    content: Any = _load(Path(cast(str, source))) if is_file else source
+    """The codes of every item and the item ids, of a file of JSON or what one holds."""
+    content: Any = source
+    if isinstance(source, (str, PathLike)):
+        try:
+            content = json.loads(Path(cast(str, source)).read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{source} is no JSON file or is cut short ({error}): download it or write it again"
+            ) from error
     if not isinstance(content, (Mapping, list, tuple)) or not content:
-        name = str(cast(Any, source)) if is_file else "source"
+        name = "source" if content is source else source
         raise ValueError(
             f"{name} holds {str(cast(Any, content))[:40]!r}, expected the semantic ID of every item, such as "
             "{'0': ['<a_12>', '<b_5>']}, or a list of them: is it the right file?"
@@ -98,12 +90,7 @@ def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[
 
 
 def token_text(template: str, level: int, code: int) -> str:
-    """The text of a code's token, such as `<a_47>`, or `<A_47>` of `<{LEVEL}_{code}>`.
-
-    Raises:
-        ValueError: more levels than letters, or a template with other fields than `{level}` (or `{LEVEL}`) and
-            `{code}`.
-    """
+    """The text of a code's token, such as `<a_47>`, or `<A_47>` of `<{LEVEL}_{code}>`."""
     if level >= len(LEVEL_NAMES):
         raise ValueError(
             f"level {level} has no name, expected at most {len(LEVEL_NAMES)} levels: they are named by letters"
@@ -117,11 +104,7 @@ def token_text(template: str, level: int, code: int) -> str:
 
 
 def token_texts(template: str, level_sizes: tuple[int, ...]) -> list[list[str]]:
-    """The text of every code's token, by level.
-
-    Raises:
-        ValueError: as `token_text`, or a template that does not tell levels and codes apart.
-    """
+    """The text of every code's token, by level."""
     texts = [[token_text(template, level, code) for code in range(size)] for level, size in enumerate(level_sizes)]
     if len({text for level in texts for text in level}) != sum(level_sizes):
         raise ValueError(f"template={template!r} gives one text to several codes: use both {{level}} and {{code}}")
@@ -131,13 +114,6 @@ def token_texts(template: str, level_sizes: tuple[int, ...]) -> list[list[str]]:
 def in_other_case(template: str) -> str:
     """The template with its level in capitals, or in small letters if it is in capitals."""
     return template.replace("{level}", "{LEVEL}") if "{level}" in template else template.replace("{LEVEL}", "{level}")
-
-
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON file or is cut short ({error}): download it or write it again") from error
 
 
 def _read(value: Any, template: str) -> tuple[list[Any], list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -60,10 +60,6 @@ def combine_rules(
 
     Unknown ids are fine: a user's history may be older than the catalogue. A single snapshot is for all requests
     unless `one_each`.
-
-    Raises:
-        ValueError: snapshots of other items, not as many of them or of exclusions as requests, ids of another
-            type than the catalogue's.
     """
     counts = {"constraint_index": len(snapshots)} if one_each or len(snapshots) != 1 else {}
     ids = None
@@ -132,21 +128,5 @@ def read_exclusions(exclude_items: Any, snapshot: Snapshot) -> list[list[ItemId]
         host = host.tolist()
     if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
         raise ValueError(f"exclude_items is {host!r}, expected a list of item ids for each request")
-    rows: list[list[ItemId]] = []
-    for number, row in enumerate(cast("Iterable[Any]", host)):
-        values: Any = to_host(row)
-        if isinstance(values, np.ndarray) and values.ndim <= 1:
-            values = values.tolist()
-        if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
-            raise ValueError(
-                f"exclude_items[{number}] is {values!r}, expected a list of item ids: one list for each request"
-            )
-        rows.append(list(cast("Iterable[Any]", values)))
-        expected = str if snapshot.are_strings else (int, np.integer)
-        for item in cast("list[Any]", rows[-1]):
-            if not isinstance(item, expected) or isinstance(item, bool):
-                kind = "strings" if snapshot.are_strings else "integers"
-                raise ValueError(
-                    f"exclude_items[{number}] has {item!r}, expected {kind} as the catalogue's item ids are"
-                )
-    return rows
+    rows = [snapshot.check_ids(row, f"exclude_items[{number}]") for number, row in enumerate(host)]
+    return [row if isinstance(row, list) else row.tolist() for row in rows]

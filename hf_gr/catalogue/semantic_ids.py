@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -80,18 +79,20 @@ class SemanticIds(
         Raises:
             ValueError: codes of another shape, type or range, or item ids that are not N distinct ones.
         """
-        array = _fill_up(codes)
-        if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
-            raise ValueError(f"codes has shape {list(array.shape)} and dtype {array.dtype}, expected [N, L] integers")
-        if array.max() > np.iinfo(np.int64).max:
-            raise ValueError(f"codes has {array.max()}, expected codes of a codebook: are these item ids?")
-        self.codes: npt.NDArray[np.int64] = array.astype(np.int64)
-        ids = read_item_ids(item_ids, len(array))
+        try:
+            self.codes: npt.NDArray[np.int64] = read_rows(codes)[0]
+        except ValueError as error:
+            what = str(error).partition(", expected")[0].replace("sequence", "code list", 1)
+            fix = "texts of tokens are read by SemanticIds.from_json"
+            raise ValueError(f"codes: {what}, expected [N, L] integers or N lists of them: {fix}") from error
+        if not self.codes.size:
+            raise ValueError(f"codes has shape {list(self.codes.shape)}, expected [N, L] integers")
+        ids = read_item_ids(item_ids, len(self.codes))
         ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
-        self.item_ids: list[ItemId] = [*(range(len(array)) if ids is None else ids)]
-        if len(set(self.item_ids)) != len(array):
+        self.item_ids: list[ItemId] = [*(range(len(self.codes)) if ids is None else ids)]
+        if len(set(self.item_ids)) != len(self):
             raise ValueError(
-                f"item_ids has {len(array)} entries, {len(set(self.item_ids))} of them distinct, expected all: "
+                f"item_ids has {len(self)} entries, {len(set(self.item_ids))} of them distinct, expected all: "
                 "an item has one semantic ID"
             )
         largest: list[int] = self.codes.max(axis=0).tolist()
@@ -475,22 +476,6 @@ class SemanticIds(
         for item_id, row, length in zip(self.item_ids, self._sequences.tolist(), lengths, strict=True):
             items.setdefault(tuple(row[:length]), []).append(item_id)
         return items
-
-
-def _fill_up(codes: Any) -> npt.NDArray[Any]:
-    """Codes as one array, shorter rows padded."""
-    host = to_host(codes)
-    if isinstance(host, np.ndarray):
-        array = cast("npt.NDArray[Any]", host)
-        host = array.tolist() if array.dtype.kind == "O" else array
-    try:
-        return np.asarray(host)
-    except ValueError:  # rows of several lengths
-        pass
-    try:
-        return np.asarray(list(zip_longest(*host, fillvalue=PADDING))).T
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"codes is no list of rows of integers ({error}), expected [N, L] or N code lists") from error
 
 
 def _distinct(column: npt.NDArray[np.int64]) -> list[int]:

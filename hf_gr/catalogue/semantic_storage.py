@@ -33,11 +33,7 @@ def save(
     *,
     card: str,
 ) -> None:
-    """Write both files and, unless the folder has a card already, `card`.
-
-    Raises:
-        OSError: a file that cannot be written, such as on a full disk.
-    """
+    """Write both files and, unless the folder has a card already, `card`."""
     ids = read_item_ids(item_ids, len(item_ids))
     assert ids is not None
     packed = ItemIds.pack(ids)
@@ -55,11 +51,7 @@ def save(
 
 
 def load(directory: Path) -> tuple[list[int], Arrays, Any]:
-    """Read what `save` wrote: level sizes, arrays, and item ids.
-
-    Raises:
-        ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
-    """
+    """Read what `save` wrote: level sizes, arrays, and item ids."""
     fix = "does the folder hold semantic IDs?"
     description, arrays = storage.load(directory, files=FILES, newest=FORMAT_VERSION, fix=fix)
     ids = ItemIds(arrays["item_ids.values"], arrays.get("item_ids.bounds"))

@@ -25,9 +25,6 @@ def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
 
     That is: a separator occurs in an answer only where it was put, not even across part of a label; and where a label
     ends, no longer label continues with the separator's first token.
-
-    Raises:
-        ValueError: names the labels that forbid the separator.
     """
     rows, eos_token_id = snapshot.rows(), snapshot.eos_token_id
     assert eos_token_id is not None

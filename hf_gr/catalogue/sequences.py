@@ -58,12 +58,7 @@ def check_is_unicode(text: str, name: str) -> None:
 
 
 def read_rows(sequences: Any, *, one_is_enough: bool = False) -> tuple[Rows, Rows]:
-    """Sequences as one `[N, T]` array, padded with `PADDING`, and their `[N]` lengths; `[T]` may be one sequence.
-
-    Raises:
-        ValueError: something that is not an integer or takes more than 64 bits, by sequence and position; or other
-            axes.
-    """
+    """Sequences as one `[N, T]` array, padded with `PADDING`, and their `[N]` lengths; `[T]` may be one sequence."""
     host = to_host(sequences)
     if isinstance(host, np.ndarray):
         array = cast("npt.NDArray[Any]", host)

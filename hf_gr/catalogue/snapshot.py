@@ -24,7 +24,7 @@ from .item_ids import ItemId, check_item_ids
 from .items import Items, Liveness, build_items
 from .pieces import take
 from .sequences import read_catalogue, shown, to_host
-from .trie import PADDING, Trie, lexicographic_order, take_rows
+from .trie import PADDING, Trie, sort_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Snapshot:
         """`[S, L]` distinct sequences of living items, in lexicographic order, shorter ones padded."""
         leaves = np.arange(self.trie.num_sequences)
         rows = self.trie.sequences(leaves if self.alive is None else leaves[self.alive.leaf_flags()])
-        return take_rows(rows, lexicographic_order(rows)) if len(rows) else rows
+        return sort_rows(rows)[1] if len(rows) else rows
 
     def items_of(self, rows: Longs) -> list[list[ItemId]]:
         """The living items of every row of tokens."""
@@ -123,20 +123,15 @@ class Snapshot:
 
     def has_items(self, item_ids: Any) -> Bools:
         """`[Q]`: whether there is a living item with this id."""
-        ids = self._check_ids(item_ids, "item_ids")
+        ids = self.check_ids(item_ids, "item_ids")
         return self._find_living(ids)[0]
 
     def sequences_of(self, item_ids: Any) -> tuple[Bools, Longs]:
-        """The sequences of items by their ids, for prompts: a history may name items sold out since.
+        """`[Q]`: whether there is an item with this id, alive or not; and `[Q, L]`, its tokens, end token and padding.
 
-        Returns:
-            `[Q]` flags: whether there is an item with this id, alive or not; and `[Q, L]` tokens with their end token,
-            -1 after them. Of several sequences of one id, the first of a living item.
-
-        Raises:
-            ValueError: ids of another type than the catalogue's.
+        A history may name what is sold out. Of several sequences of one id, the first of a living item.
         """
-        ids = self._check_ids(item_ids, "item_ids")
+        ids = self.check_ids(item_ids, "item_ids")
         rows = np.full((len(ids), self.max_length), PADDING, dtype=np.int64)
         of, at = self.items.find(ids)
         order = np.lexsort((~self.living(at), of))  # stable
@@ -177,7 +172,7 @@ class Snapshot:
         host: Any = to_host(sequences)
         is_empty = cast(Array, host).shape[:1] == (0,) if isinstance(host, np.ndarray) else host in ([], ())
         rows = np.zeros((0, self.max_length), dtype=np.int64) if is_empty else read_catalogue(host, self.eos_token_id)
-        ids = self._check_ids(item_ids, "item_ids")
+        ids = self.check_ids(item_ids, "item_ids")
         if len(ids) != len(rows):
             raise ValueError(f"item_ids has {len(ids)} entries, expected {len(rows)}: one for each sequence")
         if not len(rows):
@@ -206,11 +201,7 @@ class Snapshot:
         )
 
     def compact(self) -> Snapshot:
-        """The same catalogue, compiled anew from what is alive; itself if nothing is dead.
-
-        Raises:
-            ValueError: nothing is alive: an index needs an item.
-        """
+        """The same catalogue, compiled anew from what is alive; itself if nothing is dead."""
         if self.alive is None:
             return self
         if not self.num_items:
@@ -218,13 +209,7 @@ class Snapshot:
         rows, numbers = self.items.rows(self.alive.item_flags())
         return replace(self, items=build_items(rows, self.items.select_ids(numbers)), alive=None)
 
-    def _flags_by_number(self) -> Bools:
-        """Of all items, in the order in which they were given: whether they are alive."""
-        if self.alive is None:
-            return np.ones(len(self.items), dtype=bool)
-        return take(self.alive.item_flags(), self.items.positions)
-
-    def _check_ids(self, item_ids: Any, argument: str) -> Array | list[str]:
+    def check_ids(self, item_ids: Any, argument: str) -> Array | list[str]:
         """Check that ids are of the catalogue's type."""
         ids = check_item_ids(item_ids, argument=argument)
         if len(ids) and isinstance(ids, np.ndarray) == self.are_strings:
@@ -233,9 +218,15 @@ class Snapshot:
             raise ValueError(f"{argument}[0]={first!r}, expected {expected}: the catalogue's item ids are {expected}")
         return ids
 
+    def _flags_by_number(self) -> Bools:
+        """Of all items, in the order in which they were given: whether they are alive."""
+        if self.alive is None:
+            return np.ones(len(self.items), dtype=bool)
+        return take(self.alive.item_flags(), self.items.positions)
+
     def _positions_of(self, item_ids: Any, argument: str) -> Longs:
         """The positions of the living items that have these ids."""
-        ids = self._check_ids(item_ids, argument)
+        ids = self.check_ids(item_ids, argument)
         known, positions = self._find_living(ids)
         refuse_unknown(ids, known, argument)
         return positions

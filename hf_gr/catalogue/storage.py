@@ -30,7 +30,7 @@ import xxhash
 
 from hf_gr.files import pairs
 
-from .fanout import Fanout, require
+from .fanout import Fanout
 from .item_ids import ItemIds
 from .items import Items
 from .trie import Trie
@@ -60,9 +60,6 @@ def save(
     """Write both files and, unless the folder has a card already, `card`.
 
     Everything is written and on the disk before the first file is replaced; until then older files are untouched.
-
-    Raises:
-        OSError: a file that cannot be written, such as on a full disk.
     """
     found = {name: arrays_digest(arrays, name) for name in (DIGESTS if digests is None else digests)}
     text = pairs.to_text({"format_version": version or FORMAT_VERSION, **description, **found})
@@ -81,11 +78,7 @@ def load(
     newest: int = FORMAT_VERSION,
     fix: str = "is it an index's folder?",
 ) -> tuple[dict[str, Any], Arrays]:
-    """Read the description and map the arrays.
-
-    Raises:
-        ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
-    """
+    """Read the description and map the arrays."""
     description, arrays = pairs.read(
         directory, _map_arrays, json_file=files[0], tensors_file=files[1], newest=newest, fix=fix
     )
@@ -110,11 +103,7 @@ def describe_items(items: Items) -> dict[str, Any]:
 
 
 def read_items(description: Mapping[str, Any], arrays: Arrays) -> Items:
-    """The items of a description and its arrays, as `load` returns them.
-
-    Raises:
-        KeyError: something is missing.
-    """
+    """The items of a description and its arrays, as `load` returns them."""
     sizes, branching, childless, token_bases = (
         cast("list[int]", description[name]) for name in ("level_sizes", "branching", "childless", "token_bases")
     )
@@ -138,24 +127,29 @@ def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
     with path.open("rb") as file:  # once: a save may replace the file in between
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        require(length <= min(size - 8, HEADER_BYTES), f"the header has {length} bytes")
+        _require(length <= min(size - 8, HEADER_BYTES), f"the header has {length} bytes")
         header: dict[str, Any] = json.loads(file.read(length))
         metadata = cast("dict[str, str]", header.pop("__metadata__", {}))
         if path.stem not in metadata:
             return metadata, {}  # another program's, of whatever types
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        require(size == 8 + length + end, f"the file has {8 + length + end} bytes")
+        _require(size == 8 + length + end, f"the file has {8 + length + end} bytes")
         data = np.memmap(file, dtype=np.uint8, mode="c", offset=8 + length) if end else np.zeros(0, dtype=np.uint8)
     arrays: Arrays = {}
     for name, entry in header.items():
         start, stop = entry["data_offsets"]
         dtype = np.dtype(DTYPES[entry["dtype"]])
         size = dtype.itemsize * math.prod(entry["shape"])
-        require(0 <= start <= stop <= end and stop - start == size, f"{name} has {size} bytes")
+        _require(0 <= start <= stop <= end and stop - start == size, f"{name} has {size} bytes")
         flat = np.asarray(data[start:stop])
         aligned = flat if flat.ctypes.data % dtype.itemsize == 0 else flat.copy()
         arrays[name] = aligned.view(dtype).reshape(entry["shape"])
     return metadata, arrays
+
+
+def _require(condition: bool, fact: str) -> None:
+    if not condition:
+        raise ValueError(f"expected that {fact}")
 
 
 def arrays_digest(arrays: Arrays, name: str) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 
 from hf_gr.files.facts import LevelSummary, Summary
 
-from .fanout import Bools, Fanout
 from .items import Items
 from .snapshot import Snapshot
 
@@ -37,7 +36,7 @@ def summarise(snapshot: Snapshot) -> Summary:
     compact = snapshot.compact()
     items = compact.items
     num_sequences, num_items = items.trie.num_sequences, len(items)
-    num_alone = int(np.count_nonzero(_only_children(items.at_leaf)))
+    num_alone = int(np.count_nonzero(items.at_leaf.counts() == 1))
     arrays = {name: array.nbytes for name, array in items.arrays().items()}
     return Summary(
         num_sequences=num_sequences,
@@ -65,7 +64,8 @@ def _levels(items: Items) -> tuple[LevelSummary, ...]:
     for level in range(trie.max_length, 0, -1):
         fanout = trie.fanouts[level - 1]
         going_on = fanout.num_parents - fanout.num_childless
-        only = _only_children(fanout)
+        counts = fanout.counts()
+        only = np.repeat(counts == 1, counts)  # children without siblings
         decided = int(np.count_nonzero(one_leaf)) + trie.leaf_starts[level - 1]  # those that ended above, too
         levels.append(
             LevelSummary(
@@ -83,12 +83,6 @@ def _levels(items: Items) -> tuple[LevelSummary, ...]:
         one_leaf = fanout.any_child(only & one_leaf)
         one_leaf[fanout.childless()] = True
     return tuple(reversed(levels))
-
-
-def _only_children(fanout: Fanout) -> Bools:
-    """`[C]`: whether a child is the only one of its parent."""
-    is_first = fanout.first_children()
-    return is_first & np.append(is_first[1:], True)
 
 
 def _item_id_type(items: Items) -> str:

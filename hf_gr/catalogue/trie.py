@@ -267,11 +267,6 @@ def _whole(rows: Array) -> npt.NDArray[Any]:
     return rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
 
 
-def lexicographic_order(rows: Array) -> Array:
-    """Stable permutation that sorts rows."""
-    return sort_rows(rows)[0]
-
-
 def sort_rows(rows: Array) -> tuple[Array, Array]:
     """The stable permutation that sorts rows, and the sorted rows.
 
