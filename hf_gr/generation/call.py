@@ -32,51 +32,32 @@ NUMBERS = "num_return_sequences max_new_tokens min_new_tokens min_length num_ass
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompts of a call.
+    """The prompts of a call."""
 
-    Attributes:
-        inputs: what the model, or its encoder, reads: `[B, P]` tokens, in Flax in NumPy; in PyTorch also embeddings,
-            images, ..., and None if the model makes its own.
-        mask: `[B, P]`, on the host: which are tokens and no padding; None for no padding.
-        num_rows: B.
-        length: tokens before the generated ones, by which `max_length` counts.
-        is_tokens: whether the inputs are tokens.
-        start: `[B, Q]`, the first tokens of an encoder-decoder's sequences in Flax.
-    """
-
+    # What the model, or its encoder, reads: `[B, P]` tokens, in Flax in NumPy; in PyTorch also embeddings, images,
+    # ..., and None if the model makes its own.
     inputs: Any
-    mask: npt.NDArray[np.bool_] | None
+    mask: npt.NDArray[np.bool_] | None  # `[B, P]`, on the host: which are tokens; None for no padding
     num_rows: int
-    length: int
+    length: int  # tokens before the generated ones, by which `max_length` counts
     is_tokens: bool = True
-    start: npt.NDArray[np.int32] | None = None
+    start: npt.NDArray[np.int32] | None = None  # `[B, Q]`, the first tokens of an encoder-decoder's sequences in Flax
 
 
 @dataclass(frozen=True)
 class BaseCall(ABC):
-    """A checked call: from here on, only the model can fail.
-
-    Attributes:
-        model: the model.
-        config: the prepared generation config, with our fields.
-        model_kwargs: the arguments that are no fields of it.
-        prompt: the prompts.
-        rules: the catalogue of every prompt.
-        drafts: what may draft, by name, the simplest first: one, or what `drafting="auto"` chooses from.
-        seeds: of the prompts' samples; None if none are given.
-        step_scores: whether `output_scores` asks for more than `sequences_scores`.
-    """
+    """A checked call: from here on, only the model can fail."""
 
     kinds: ClassVar[Mapping[str | None, type[BaseDraft]]]  # of drafts, by what `drafting` calls them
 
     model: Any
-    config: Any
-    model_kwargs: dict[str, Any]
+    config: Any  # prepared, with our fields
+    model_kwargs: dict[str, Any]  # the arguments that are no fields of it
     prompt: Prompt
-    rules: BatchRules
-    drafts: dict[str | None, Any]
-    seeds: npt.NDArray[np.int64] | None
-    step_scores: bool
+    rules: BatchRules  # the catalogue of every prompt
+    drafts: dict[str | None, Any]  # by name, the simplest first: one, or what `drafting="auto"` chooses from
+    seeds: npt.NDArray[np.int64] | None  # of the prompts' samples, if given
+    step_scores: bool  # whether `output_scores` asks for more than `sequences_scores`
 
     @classmethod
     def read(

@@ -18,28 +18,11 @@ from typing import Any
 def enable_loaded(model: Any, file: str) -> Any:
     """Make a model that transformers loaded what `AutoModelForGenerativeRetrieval` would have loaded.
 
-    Runs at the model's first `generate`; none of our code has seen the model before. The model gets the mixin, the
-    draft head of its checkpoint, and the revision of its catalogue (`constraint_index="."`). transformers does not
-    pass on the other arguments of `from_pretrained`: catalogue and head of a repository are downloaded with the stored
-    token, to the default cache, and offline only if `HF_HUB_OFFLINE` says so.
-
-    Args:
-        model: loaded by transformers, its `generate` replaced; or any other model on which
-            `generate(custom_generate="me/recommender")` was called, which gets the mixin alone.
-        file: the path of the `generate.py` that ran.
-
-    Returns:
-        The same object, now with the mixin's `generate`.
-
-    Raises:
-        ValueError: the checkpoint's draft head cannot be read, or belongs to another model. The model is unchanged.
-        ConnectionError: the Hub does not say whether there is a draft head.
-
-    Example:
-        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
-        >>> model = Qwen3ForCausalLM(Qwen3Config(vocab_size=8, hidden_size=8, num_hidden_layers=1, head_dim=8))
-        >>> enable_loaded(model, "generate.py") is model, hasattr(model, "add_draft_head")
-        (True, True)
+    Runs at the model's first `generate`, in the `generate.py` at `file`. The model gets the mixin, the draft head of
+    its checkpoint, and the revision of its catalogue (`constraint_index="."`); any other model, on which
+    `generate(custom_generate="me/recommender")` was called, the mixin alone. transformers does not pass on the other
+    arguments of `from_pretrained`: catalogue and head of a repository are downloaded with the stored token, to the
+    default cache, and offline only if `HF_HUB_OFFLINE` says so. If the head cannot be read, the model is unchanged.
     """
     from hf_gr.files.hub import Source
     from hf_gr.generation.auto import enable

@@ -54,7 +54,9 @@ class SlotLayer(DynamicLayer):
         assert self.values is not None
         start = self.get_seq_length()
         end, buffers = start + key_states.shape[-2], self.buffers
-        if buffers is None or buffers.used != start or end > buffers.keys.shape[-2]:
+        is_full = buffers is None or buffers.used != start or end > buffers.keys.shape[-2]
+        # Selecting or repeating rows makes tensors elsewhere.
+        if buffers is None or is_full or buffers.keys.data_ptr() != self.keys.data_ptr():
             # Prompts that come in chunks, and long sequences, fill the room several times.
             capacity = end + (self.room if start == 0 else max(self.room, end // 4))
             buffers = self.buffers = Buffers(_with_room(key_states, capacity), _with_room(value_states, capacity))
@@ -66,26 +68,6 @@ class SlotLayer(DynamicLayer):
         buffers.used = end
         self.keys, self.values = buffers.keys[..., :end, :], buffers.values[..., :end, :]
         return (key_states, value_states) if start == 0 else (self.keys, self.values)
-
-    def batch_select_indices(self, indices: Any) -> None:
-        """As in transformers."""
-        super().batch_select_indices(indices)
-        self.buffers = None
-
-    def reorder_cache(self, beam_idx: Any) -> None:
-        """As in transformers."""
-        super().reorder_cache(beam_idx)
-        self.buffers = None
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """As in transformers."""
-        super().batch_repeat_interleave(repeats)
-        self.buffers = None
-
-    def reset(self) -> None:
-        """As in transformers."""
-        super().reset()
-        self.buffers = None
 
 
 def _with_room(states: Tensor, capacity: int) -> Tensor:

@@ -41,26 +41,18 @@ ONE_ROW_A_PATH = ("output_attentions", "output_hidden_states", "stop_strings")  
 
 @dataclass(frozen=True)
 class Call(BaseCall):
-    """A checked call, in PyTorch.
-
-    Attributes:
-        inputs: transformers' argument of that name.
-        passed_on: transformers' own arguments: processors, criteria, ...
-        generator: what seeds are drawn from; None for the device's own.
-        several: the constraint of answers of several sequences; None for one sequence each.
-        is_ours: whether our loop decodes it; else transformers' loop does, with a logits processor.
-    """
+    """A checked call, in PyTorch."""
 
     kinds = KINDS
     prepare_config = staticmethod(internals.prepare_config)
     read_prompt = staticmethod(read_prompt)
     vocabulary_of = staticmethod(output_size_of)
 
-    inputs: Tensor | None = None
-    passed_on: dict[str, Any] = field(default_factory=dict)
-    generator: torch.Generator | None = None
-    several: SeveralLabels | None = None
-    is_ours: bool = True
+    inputs: Tensor | None = None  # transformers' argument of that name
+    passed_on: dict[str, Any] = field(default_factory=dict)  # transformers' own: processors, criteria, ...
+    generator: torch.Generator | None = None  # what seeds are drawn from; None for the device's own
+    several: SeveralLabels | None = None  # the constraint of answers of several sequences
+    is_ours: bool = True  # else transformers' loop decodes it, with a logits processor
 
     @classmethod
     def read(
@@ -157,11 +149,7 @@ class Call(BaseCall):
         return False
 
     def prepare(self, generate: Callable[..., Any]) -> Prepared:
-        """Have transformers prepare inputs, processors and criteria, one row a prompt, and hand them back.
-
-        Args:
-            generate: transformers' own, bound to the model.
-        """
+        """Have transformers' own `generate` prepare inputs, processors and criteria, one row a prompt."""
         config = copy.copy(self.config)
         internals.check_mode(self.model, config)
         kind, config.cache_implementation = config.cache_implementation, None

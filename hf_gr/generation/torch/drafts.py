@@ -29,9 +29,10 @@ from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 from hf_gr.torch.tree import Nodes
 
 from .caches import keeps_all_keys, with_slots
+from .heads import check_size
 from .layouts import attends_in_parts, may_take_nodes, ordinary_tokens, prefilled, takes_tree
 from .logits_process import keeper_of_state
-from .models import base_model, hidden_size_of, is_patched, output_size_of
+from .models import base_model, is_patched, output_size_of
 from .prompts import prefill_with_placeholders
 from .scorers import Prompts, make_scorer
 
@@ -40,46 +41,27 @@ LEVELS_AT_ONCE = 4  # of the beams' keys, that memory is taken for: long sequenc
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call with inputs prepared by transformers.
+    """A call with inputs prepared by transformers."""
 
-    Attributes:
-        input_ids: the tokens that generated ones are appended to.
-        model_kwargs: the model's other arguments.
-        config: the generation config.
-        plan: the options.
-        rules: the catalogue of every prompt.
-        inputs: the prompt as given in the call: for an encoder-decoder, the encoder's input.
-        synced_gpus: whether all processes must run equally many forwards.
-        is_static: whether `cache_implementation="static"` asks for a captured decode.
-    """
-
-    input_ids: Tensor
-    model_kwargs: dict[str, Any]
+    input_ids: Tensor  # that generated tokens are appended to
+    model_kwargs: dict[str, Any]  # the model's other arguments
     config: Any
-    plan: DecodePlan
-    rules: BatchRules
-    inputs: Tensor | None
-    synced_gpus: bool
-    is_static: bool = False
+    plan: DecodePlan  # the options
+    rules: BatchRules  # the catalogue of every prompt
+    inputs: Tensor | None  # the prompt as given in the call: for an encoder-decoder, the encoder's input
+    synced_gpus: bool  # whether all processes must run equally many forwards
+    is_static: bool  # whether `cache_implementation="static"` asks for a captured decode
 
 
 @dataclass(frozen=True)
 class Search:
-    """A call that can be decoded.
+    """A call that can be decoded."""
 
-    Attributes:
-        scorer: its scores decide.
-        catalogue: the legal sequences of each row.
-        drafter: proposes nodes to score ahead; None for no draft.
-        prompts: what the scorer is over; they have the cache for another call.
-        draft: its kind.
-    """
-
-    scorer: Scorer
+    scorer: Scorer  # its scores decide
     catalogue: DeviceCatalogue
-    drafter: Drafter | None
-    prompts: Prompts
-    draft: Draft
+    drafter: Drafter | None  # proposes nodes to score ahead
+    prompts: Prompts  # what the scorer is over; they have the cache for another call
+    draft: Draft  # its kind
 
 
 class Draft(BaseDraft):
@@ -88,6 +70,14 @@ class Draft(BaseDraft):
     def not_a_model(self, assistant: Any) -> str | None:
         """See `BaseDraft.not_a_model`."""
         return None if hasattr(assistant, "get_output_embeddings") else "a language model of transformers"
+
+    def check_own(self, prompt: Prompt, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
+        """See `BaseDraft.check_own`."""
+        if self.searches and self.config.guidance_scale not in (None, 1.0):
+            raise ValueError(
+                f"guidance_scale={self.config.guidance_scale} with drafting={self.searches!r}, expected None: its "
+                "processor keeps state of the model's paths, and the draft has others"
+            )
 
     def start(self, prepared: Prepared) -> Search:
         """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
@@ -120,13 +110,7 @@ class Draft(BaseDraft):
         return internals.prefill(self.model, prepared.input_ids, prepared.config, kwargs)
 
     def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> Drafter | None:
-        """The drafter; None for no draft.
-
-        Args:
-            prepared: the call.
-            catalogue: the legal sequences of each row.
-            scorer: the model's.
-        """
+        """What proposes nodes to score ahead; None for no draft."""
         return None
 
 
@@ -162,7 +146,8 @@ class AssistantDraft(TrieDraft):
 
     def check_own(self, prompt: Prompt, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
         """See `BaseDraft.check_own`."""
-        model, assistant, config = self.model, self.assistant, self.config
+        super().check_own(prompt, catalogue, model_kwargs)
+        model, assistant = self.model, self.assistant
         if assistant.training:
             raise ValueError("assistant_model is in training mode, expected evaluation: assistant_model.eval()")
         if assistant.device != model.device:
@@ -173,11 +158,6 @@ class AssistantDraft(TrieDraft):
             raise ValueError(
                 f"assistant_model is a {type(assistant).__name__}, which cannot score the nodes of a tree, "
                 "expected another: omit it"
-            )
-        if config.guidance_scale not in (None, 1.0):
-            raise ValueError(
-                f"guidance_scale={config.guidance_scale} with assistant_model, expected None: its processor keeps "
-                "state of the model's rows, and the draft model has others"
             )
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant:
@@ -197,13 +177,9 @@ class HeadDraft(TrieDraft):
 
     def check_own(self, prompt: Prompt, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
         """See `BaseDraft.check_own`: a head that does not fit the model."""
+        super().check_own(prompt, catalogue, model_kwargs)
         model, config, head = self.model, self.config, self.model.draft_head
-        sizes = head.config.hidden_size, hidden_size_of(model)
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"the draft head has hidden_size={sizes[0]}, expected the model's, {sizes[1]}: is it another model's "
-                "head?"
-            )
+        check_size(model, head)
         vocabulary = model.get_input_embeddings().weight.shape[0]
         unknown = [token for token in head.config.placeholder_token_ids if token >= vocabulary]
         if unknown:
@@ -216,11 +192,6 @@ class HeadDraft(TrieDraft):
             raise ValueError(
                 "past_key_values has layers that drop keys (sliding windows), expected plain ones with "
                 "drafting='head', whose placeholders are removed again: omit it"
-            )
-        if config.guidance_scale not in (None, 1.0):
-            raise ValueError(
-                f"guidance_scale={config.guidance_scale} with drafting='head', expected None: its processor calls the "
-                "model after every path, and the head has paths of its own"
             )
         is_ragged = any(catalogue.trie.has_leaves[:-1])
         if self.verification.unchecked_levels(2) and is_ragged:

@@ -43,34 +43,7 @@ def add_draft_head(
     use_placeholders: bool = True,
     placeholder_tokens: Sequence[str] | None = None,
 ) -> DraftHead:
-    """Give a model a draft head, in place of any that it has; `model.add_draft_head` calls this.
-
-    Args:
-        model: a language model of transformers.
-        codebooks: what the head chooses from, level by level: a catalogue (the tokens of its sequences, those of
-            removed items and the end token included), semantic IDs (also codes that no item has), or L lists of token
-            ids. Or a head, such as `DraftHead.from_pretrained(...)`, which brings all settings below but `tokenizer`;
-            its placeholders' embeddings are written into the model's, in the rows of their ids. Nothing checks that it
-            was trained on these weights. A head that is part of another model is copied.
-        tokenizer: gets the placeholders as special tokens, if it lacks them. Without one they are new ids after the
-            model's embeddings, or those of the previous head.
-        transition: as in `DraftHeadConfig`.
-        use_state: as in `DraftHeadConfig`.
-        use_placeholders: as in `DraftHeadConfig`.
-        placeholder_tokens: as in `DraftHeadConfig`.
-
-    Placeholders are tokens like others: they take part in the normalisation over the vocabulary, so scores of the
-    model move a little when they are added, and without a catalogue the model may write them.
-
-    Returns:
-        The head, `model.draft_head`, on the device and in the dtype of the model's output embeddings. A new one is
-        initialised from torch's generator of random numbers, as are the embeddings of new placeholders.
-
-    Raises:
-        ValueError: codebooks that are none of these, or beyond the model's vocabulary; a head of another hidden size,
-            or with placeholders that the tokenizer reads differently; options together with a head. Nothing is changed
-            then.
-    """
+    """`GRGenerationMixin.add_draft_head`, of any model, also inside wrappers."""
     inner = base_model(model)
     if isinstance(codebooks, DraftHead):
         head = codebooks
@@ -163,6 +136,16 @@ def load_draft_head(model: Any, source: Source, *, force_download: bool = False)
     return own
 
 
+def check_size(model: Any, head: DraftHead) -> None:
+    """Refuse a head for hidden states of another size."""
+    size = hidden_size_of(model)
+    if head.config.hidden_size != size:
+        raise ValueError(
+            f"the draft head has hidden_size={head.config.hidden_size}, expected the model's, {size}: it is another "
+            "model's head; load that model, or make a head for this one by model.add_draft_head(index)"
+        )
+
+
 def check_bare(head: Any) -> None:
     """Refuse a head that an adapter has put layers into, or around: its weights would have other names."""
     if not isinstance(head, DraftHead) or any(hasattr(module, "base_layer") for module in head.modules()):
@@ -242,12 +225,8 @@ def _check_codebooks(model: Any, codebooks: Sequence[Tensor]) -> None:
 
 def _check_head(model: Any, head: DraftHead, rows: Tensor | None) -> None:
     """Refuse a head that was made for another model."""
-    size, embeddings = hidden_size_of(model), model.get_input_embeddings().weight
-    if head.config.hidden_size != size:
-        raise ValueError(
-            f"the draft head has hidden_size={head.config.hidden_size}, expected the model's, {size}: it is another "
-            "model's head; load that model, or make a head for this one by model.add_draft_head(index)"
-        )
+    check_size(model, head)
+    embeddings = model.get_input_embeddings().weight
     if rows is not None and rows.shape[1] != embeddings.shape[1]:
         raise ValueError(
             f"the draft head has placeholder embeddings of size {rows.shape[1]}, expected the model's, "

@@ -123,10 +123,6 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         processor._prompt, processor._longest = None, 0
         return processor
 
-    @classmethod
-    def _of_rules(cls, rules: BatchRules, *, num_beams: int) -> ConstraintLogitsProcessor:
-        return cls._of(OneSequence(rules, num_beams=num_beams))
-
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask scores by the tokens before them.
 

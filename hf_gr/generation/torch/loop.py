@@ -20,19 +20,49 @@ from hf_gr.generation.models import fill_token
 from hf_gr.torch.transition import device_catalogue
 
 from .call import Call
-from .constraints import NEARLY_IMPOSSIBLE
+from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence
 from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
 
-def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
-    """Call transformers' `generate` with the constraint among the logits processors. Changes the call's config."""
-    config, rules, passed_on = call.config, call.rules, call.passed_on
+def run(generate: Callable[..., Any], call: Call, constraint: Constraint) -> tuple[Any, int]:
+    """transformers' own output, with scores, under a constraint, and its generated tokens; changes the call's config.
+
+    `as_asked` makes an answer of it.
+    """
+    config, end = call.config, call.rules.shared.eos_token_id
     if call.model_kwargs.get("past_key_values") is not None and max(config.num_beams, config.num_return_sequences) > 1:
         raise ValueError(
             "past_key_values is given for several paths a prompt, expected None: this model or these options "
             "decode in transformers' own loop, which needs a row a beam"
         )
+    if end not in np.ravel(to_host(config.eos_token_id)):
+        config.min_length = config.min_new_tokens = None  # they postpone the end tokens that the config names
+    config.eos_token_id = end  # every other end token is an ordinary code here
+    config.return_dict_in_generate = config.output_scores = True
+    processors = [ConstraintLogitsProcessor._of(constraint), *(call.passed_on["logits_processor"] or ())]
+    given = call.passed_on | {"logits_processor": LogitsProcessorList(processors)}
+    out = generate(call.inputs, as_it_is(config), **given, **call.model_kwargs)
+    indices = getattr(out, "beam_indices", None)
+    return out, len(out.scores) if indices is None else indices.shape[1]
+
+
+def as_asked(out: Any, asked: tuple[bool, bool], items: Any, width: int) -> Any:
+    """The answer of a call that asked for an object or not, and for scores or not; its last tokens are `width`."""
+    with_details, with_scores = asked
+    if not with_details:
+        return out.sequences
+    out.scores = out.scores if with_scores else None
+    is_beam_search = getattr(out, "beam_indices", None) is not None
+    if is_beam_search:
+        out.sequences_scores = out.sequences_scores if with_scores else None
+    made = output_class(is_encoder_decoder=hasattr(out, "decoder_attentions"), is_beam_search=is_beam_search)
+    return with_items(made(**out), items, out.sequences.shape[1] - width)
+
+
+def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
+    """Answers of one item each; what is none is marked. Changes the call's config."""
+    config, rules, passed_on = call.config, call.rules, call.passed_on
     # Below it transformers' mark of what is no beam, -1e9 divided by the length, outranks real scores.
     least = -math.log(1e5) / math.log(max(rules.shared.max_length, 2))
     if config.num_beams > 1 and config.length_penalty < least:
@@ -40,22 +70,11 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
             f"length_penalty={config.length_penalty}, expected at least {least:.1f} in transformers' own loop, which "
             "this model or these options need"
         )
-    constraint = ConstraintLogitsProcessor._of_rules(rules, num_beams=config.num_beams)
-    processors = LogitsProcessorList([constraint, *(passed_on["logits_processor"] or ())])
-    as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
-    config.return_dict_in_generate = config.output_scores = True
-    end = rules.shared.eos_token_id
-    if end not in np.ravel(to_host(config.eos_token_id)):
-        config.min_length = config.min_new_tokens = None  # they postpone the end tokens that the config names
-    config.eos_token_id = end  # every other end token is an ordinary code here
+    end, asked = rules.shared.eos_token_id, (config.return_dict_in_generate, config.output_scores)
     config.max_new_tokens = rules.shared.max_length  # without an end token, any further token makes a row illegal
-    out = generate(
-        call.inputs, as_it_is(config), **(passed_on | {"logits_processor": processors}), **call.model_kwargs
-    )
-
+    out, num_steps = run(generate, call, OneSequence(rules, num_beams=config.num_beams))
     scores: Any = getattr(out, "sequences_scores", None)
     beam_indices: Any = getattr(out, "beam_indices", None)
-    num_steps = len(out.scores) if beam_indices is None else beam_indices.shape[1]
     prompt, generated = out.sequences.tensor_split([out.sequences.shape[1] - num_steps], dim=1)
     if not num_steps:  # beams of transformers' that all ended before their first token
         num_steps, generated = 1, generated.new_full((len(generated), 1), fill_token(config))
@@ -87,19 +106,14 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     generated = torch.where(is_there, generated[:, :width], fill)
     generated = generated.masked_fill(is_dead[:, None], missing_token(rules.shared, fill))
     out.sequences = torch.cat([prompt, generated], dim=1)
-    if as_tensor:
-        return out.sequences
     if beam_indices is None:
         out.scores, out.logits = out.scores[:width], out.logits and out.logits[:width]
     else:
         assert scores is not None
-        out.sequences_scores = torch.where(is_dead, -torch.inf, scores) if with_scores else None
+        out.sequences_scores = torch.where(is_dead, -torch.inf, scores)
         out.beam_indices = beam_indices[:, :width].masked_fill(~is_there, -1)
         # The beams of a prompt begin as equals; the constraint hides all but the first, which would repeat each other.
         for first in out.scores[:1]:
             equal = first.unflatten(0, (-1, config.num_beams))[:, :1].expand(-1, config.num_beams, -1)
             out.scores = (equal.flatten(0, 1), *out.scores[1:])
-    out.scores = out.scores if with_scores else None
-    is_encoder_decoder = hasattr(out, "decoder_attentions")
-    made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=beam_indices is not None)
-    return with_items(made(**out), rules, prompt.shape[1])
+    return as_asked(out, asked, rules, width)

@@ -228,17 +228,23 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         """Give the model a draft head for `drafting="head"`; it replaces an existing one.
 
         Args:
-            codebooks: what the head chooses from: a `ConstraintIndex`, `SemanticIds`, a list of token ids for every
-                level, or a `DraftHead`.
-            options: `tokenizer`, which gets the placeholders; and the fields of `DraftHeadConfig`: `transition`,
-                `use_state`, `use_placeholders`, `placeholder_tokens`.
+            codebooks: what the head chooses from, level by level: a `ConstraintIndex` (the tokens of its sequences,
+                those of removed items and the end token included), `SemanticIds` (also codes that no item has), or a
+                list of token ids for every level. Or a `DraftHead`, which brings all settings but `tokenizer`; its
+                placeholders' embeddings are written into the model's, in the rows of their ids. Nothing checks that
+                it was trained on these weights. A head that is part of another model is copied.
+            options: the fields of `DraftHeadConfig` `transition`, `use_state`, `use_placeholders` and
+                `placeholder_tokens`; and `tokenizer`, which gets the placeholders as special tokens, if it lacks
+                them. Without one they are new ids after the model's embeddings, or those of the previous head. They
+                are tokens like others: scores of the model move a little when they are added.
 
         Returns:
-            The head, `model.draft_head`, untrained unless it was given.
+            The head, `model.draft_head`, untrained unless it was given, on the device and in the dtype of the model's
+            output embeddings.
 
         Raises:
-            ValueError: an argument that does not fit the model or the tokenizer; nothing is changed. For the full list
-                see `help(hf_gr.generation.torch.heads.add_draft_head)`.
+            ValueError: codebooks beyond the model's vocabulary; a head of another hidden size, or with placeholders
+                that the tokenizer reads differently; options together with a head. Nothing is changed then.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -19,35 +19,29 @@ from hf_gr.torch.speculation import Speculation
 
 
 @dataclass
-class GRGenerateDecoderOnlyOutput(WithItems, GenerateDecoderOnlyOutput):
+class _Ours(WithItems):
+    speculation: Speculation | None = None  # forwards, and nodes scored ahead
+    seeds: list[int] | None = None  # of samples
+
+
+@dataclass
+class GRGenerateDecoderOnlyOutput(_Ours, GenerateDecoderOnlyOutput):
     """`GenerateDecoderOnlyOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
 
-    speculation: Speculation | None = None
-    seeds: list[int] | None = None
-
 
 @dataclass
-class GRGenerateEncoderDecoderOutput(WithItems, GenerateEncoderDecoderOutput):
+class GRGenerateEncoderDecoderOutput(_Ours, GenerateEncoderDecoderOutput):
     """`GenerateEncoderDecoderOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
 
-    speculation: Speculation | None = None
-    seeds: list[int] | None = None
-
 
 @dataclass
-class GRGenerateBeamDecoderOnlyOutput(WithItems, GenerateBeamDecoderOnlyOutput):
+class GRGenerateBeamDecoderOnlyOutput(_Ours, GenerateBeamDecoderOnlyOutput):
     """`GenerateBeamDecoderOnlyOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
 
-    speculation: Speculation | None = None
-    seeds: list[int] | None = None
-
 
 @dataclass
-class GRGenerateBeamEncoderDecoderOutput(WithItems, GenerateBeamEncoderDecoderOutput):
+class GRGenerateBeamEncoderDecoderOutput(_Ours, GenerateBeamEncoderDecoderOutput):
     """`GenerateBeamEncoderDecoderOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
-
-    speculation: Speculation | None = None
-    seeds: list[int] | None = None
 
 
 def output_class(*, is_encoder_decoder: bool, is_beam_search: bool) -> Any:
