@@ -16,16 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 VOCABULARY = 64
 PAD, EOS = 1, 2
 SPECIAL = {"eos_token_id": None, "pad_token_id": PAD, "bos_token_id": None}
-LLAMA = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-}
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = SMALL | {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": 128}
+WITHOUT_HEAD_DIM = {name: value for name, value in LLAMA.items() if name != "head_dim"}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 48}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # One sliding layer and one full one, and a window shorter than the prompts and than the sequences after them.
@@ -34,17 +27,11 @@ SEQ2SEQ = {"decoder_start_token_id": PAD}
 
 DECODERS: dict[str, dict[str, Any]] = {
     "cohere2": LLAMA | MIXED,
-    "deepseek_v3": {k: v for k, v in LLAMA.items() if k != "head_dim"}
+    "deepseek_v3": WITHOUT_HEAD_DIM
     | {"num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
     | {"v_head_dim": 8, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
     | {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_shared_experts": 1},
-    "falcon": {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "alibi": False,
-    },
+    "falcon": SMALL | {"alibi": False},
     "gemma2": LLAMA | MIXED | {"query_pre_attn_scalar": 8},
     "gemma3_text": LLAMA | MIXED | {"query_pre_attn_scalar": 8},
     "gpt2": GPT2,
@@ -52,34 +39,21 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gptj": GPT2 | {"rotary_dim": 4},
     "llama": LLAMA,
     "mistral": LLAMA | {"sliding_window": 3},
-    "olmo2": {k: v for k, v in LLAMA.items() if k != "head_dim"},
-    "opt": {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "ffn_dim": 48,
-    }
-    | {"max_position_embeddings": 128, "word_embed_proj_dim": 32},
-    "phi3": {k: v for k, v in LLAMA.items() if k != "head_dim"},
-    "qwen2": {k: v for k, v in LLAMA.items() if k != "head_dim"},
+    "olmo2": WITHOUT_HEAD_DIM,
+    "opt": SMALL | {"ffn_dim": 48, "max_position_embeddings": 128, "word_embed_proj_dim": 32},
+    "phi3": WITHOUT_HEAD_DIM,
+    "qwen2": WITHOUT_HEAD_DIM,
     "qwen3": LLAMA,
     "qwen3_moe": LLAMA | MOE,
-    "smollm3": {k: v for k, v in LLAMA.items() if k != "head_dim"} | {"no_rope_layers": [1, 0]},
+    "smollm3": WITHOUT_HEAD_DIM | {"no_rope_layers": [1, 0]},
 }
 ALIBI: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
 }
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
-    "bart": {
-        "vocab_size": VOCABULARY,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "max_position_embeddings": 64,
-    }
+    "bart": {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
+    | {"max_position_embeddings": 64, "forced_eos_token_id": None}
     | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-    | {"forced_eos_token_id": None}
     | SEQ2SEQ,
     "t5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} | SEQ2SEQ,
 }
@@ -108,7 +82,7 @@ TRIED: dict[str, dict[str, Any]] = {
     "mvp": STARTS_WITH_EOS,
     "nllb-moe": STARTS_WITH_EOS | {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "pegasus": BART | {"pad_token_id": 0, "decoder_start_token_id": 0},
-    "stablelm": {name: value for name, value in LLAMA.items() if name != "head_dim"},
+    "stablelm": WITHOUT_HEAD_DIM,
     "umt5": ENCODER_DECODERS["t5"] | {"pad_token_id": 0, "decoder_start_token_id": 0},
     "xglm": {"vocab_size": VOCABULARY, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}
     | {"max_position_embeddings": 128},

@@ -27,15 +27,7 @@ class _Node:
 
 
 class ReferenceTrie:
-    """A trie of dicts, with the meanings of `ConstraintIndex`.
-
-    Example:
-        >>> trie = ReferenceTrie(eos_token_id=2)
-        >>> trie.insert([5, 7], "ham")
-        >>> trie.insert([5], "jam")
-        >>> trie.allowed([5]), trie.items([5, 2, 0]), trie.sequences()
-        ([2, 7], ['jam'], [(5, 2), (5, 7, 2)])
-    """
+    """A trie of dicts, with the meanings of `ConstraintIndex`."""
 
     def __init__(self, eos_token_id: int | None = None) -> None:
         self.eos_token_id = eos_token_id
@@ -109,18 +101,7 @@ class ReferenceTrie:
 def reference_answers(
     labels: Sequence[Sequence[int]], separator: Sequence[int], *, eos_token_id: int, max_labels: int | None = None
 ) -> set[tuple[int, ...]]:
-    """Every answer of one or several distinct labels, enumerated; for a handful of labels.
-
-    Args:
-        labels: distinct token lists without the end token.
-        separator: the tokens between two labels.
-        eos_token_id: ends the answer.
-        max_labels: the most labels of an answer.
-
-    Example:
-        >>> sorted(reference_answers([[5], [6]], [9], eos_token_id=2))
-        [(5, 2), (5, 9, 6, 2), (6, 2), (6, 9, 5, 2)]
-    """
+    """Every answer of one or several distinct labels (without end tokens), enumerated; for a handful of labels."""
     most = len(labels) if max_labels is None else min(max_labels, len(labels))
     answers: set[tuple[int, ...]] = set()
     for number in range(1, most + 1):
@@ -133,12 +114,7 @@ def reference_answers(
 
 
 def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int]) -> list[int]:
-    """The tokens that extend a prefix of an answer to a longer one, ascending.
-
-    Example:
-        >>> reference_allowed([(5, 2), (5, 9, 6, 2), (6, 2)], [5])
-        [2, 9]
-    """
+    """The tokens that extend a prefix of an answer to a longer one, ascending."""
     given = tuple(prefix)
     return sorted({one[len(given)] for one in answers if len(one) > len(given) and one[: len(given)] == given})
 
@@ -146,17 +122,10 @@ def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int])
 def reference_label_log_probs(
     logits: Callable[[list[int]], npt.NDArray[np.floating]], labels: Sequence[Sequence[int]]
 ) -> list[float]:
-    """The log-probability of each label, one forward for each: the oracle of `classify`.
+    """The log-probability of each label (its end token included), one forward for each: the oracle of `classify`.
 
-    Args:
-        logits: maps a label's tokens without the last to the logits `[tokens, vocabulary]` after the prompt and after
-            each of those tokens.
-        labels: token lists, end token included.
-
-    Example:
-        >>> even = lambda tokens: np.zeros((len(tokens) + 1, 4))
-        >>> np.exp(reference_label_log_probs(even, [[1, 2], [3, 3, 2]])).round(4).tolist()
-        [0.0625, 0.0156]
+    `logits` maps a label's tokens without the last to the logits `[tokens, vocabulary]` after the prompt and after
+    each of those tokens.
     """
     found: list[float] = []
     for label in labels:
@@ -186,22 +155,9 @@ def reference_beam_search(
        level, and dropped otherwise;
     3. the `num_beams` best of the others are the live beams of the next level.
 
-    It ends when no beam is left; it never stops early. Finished sequences are ranked by `score /
-    length**length_penalty`, the end token counted in the length.
-
-    This is transformers' beam search with `early_stopping="never"` and a catalogue that it can satisfy.
-
-    Args:
-        score_fn: maps a prefix (without the prompt) to the log-probability of every token of the vocabulary.
-        sequences: the catalogue, in any order.
-        num_beams: live beams, and the most results.
-        eos_token_id: the end token, appended to the sequences that lack it.
-        length_penalty: as in transformers: above 1 favours longer sequences, where scores are negative.
-        renormalize_logits: renormalise over the legal tokens of each step.
-
-    Returns:
-        At most `num_beams` pairs of a complete sequence and its score, best first; equal scores in lexicographic
-        order. Fewer if the search reached fewer. Sequences of score `-inf` are omitted.
+    It ends when no beam is left: transformers' beam search with `early_stopping="never"` and a catalogue that it can
+    satisfy. Finished sequences are ranked by `score / length**length_penalty`, the end token counted in the length,
+    equal scores in lexicographic order; those of score `-inf` are omitted.
     """
     trie = ReferenceTrie.from_sequences(sequences, eos_token_id=eos_token_id)
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
@@ -240,17 +196,8 @@ def reference_head_log_probs(
     2. every token of the prefix moves it by its level's transition and by the token's own embedding;
     3. the logits are a matrix times the sum of the state and of the next placeholder's hidden state.
 
-    Args:
-        hidden: `[L + 1, H]`, of the prompt's last token and of the placeholders.
-        weights: by the names of `DraftHead.state_dict()`.
-        codebooks: for every level the tokens of its codes.
-        prefix: the tokens chosen so far.
-        transition: "rnn", "add" or "none".
-        use_state: whether logits read the state.
-        use_placeholders: whether they read the placeholders' hidden states.
-
-    Returns:
-        Log-probabilities by token, normalised over the level's codes.
+    `hidden` is `[L + 1, H]`, of the prompt's last token and of the placeholders; the weights have the names of
+    `DraftHead.state_dict()`. Log-probabilities are normalised over the level's codes.
     """
     state = np.asarray(hidden[0], dtype=np.float64)
     for level, token in enumerate(prefix):
@@ -283,12 +230,7 @@ Sequences = Sequence[Sequence[Sequence[int]]]
 
 
 def reference_sft(draft: Sequence[Sequence[Array]], labels: Sequence[Sequence[int]]) -> float:
-    """L_Rec of AtSpeed: -1/B sum_b 1/|y| sum_t log q(y_t | x, y_<t).
-
-    Args:
-        draft: by row and position, log q over the vocabulary, after the label's first tokens.
-        labels: the tokens of the label of each row.
-    """
+    """L_Rec of AtSpeed: -1/B sum_b 1/|y| sum_t log q(y_t | x, y_<t); log q by row and position of its label."""
     losses = []
     for log_q, label in zip(draft, labels, strict=True):
         losses.append(-sum(float(log_q[t][token]) for t, token in enumerate(label)) / len(label))
@@ -382,18 +324,9 @@ def reference_relaxed_selection(
 ) -> list[Hashable]:
     """One step of AtSpeed's relaxed sampling verification, one sequence at a time (algorithm 2, lines 6 to 19).
 
-    It differs from the paper in the same two ways as `hf_gr`: if more sequences pass than are needed, the first are
-    kept, not a random choice; places that `norm(max(0, p - q))` cannot fill are drawn from p, so that none is missing.
-
-    Args:
-        p: the target's probability of every sequence.
-        q: the draft's; 0 for any other.
-        drafted: sequences in the order in which the draft drew them.
-        num_kept: K.
-        rng: the source of all draws.
-
-    Returns:
-        K distinct sequences, or all that p has.
+    `p` and `q` are the target's and the draft's probabilities, `drafted` is in the order of drawing. It differs from
+    the paper in the same two ways as `hf_gr`: if more sequences pass than are needed, the first are kept, not a random
+    choice; places that `norm(max(0, p - q))` cannot fill are drawn from p, so that none is missing.
     """
     kept: list[Hashable] = []
     for sequence in drafted:
@@ -414,14 +347,9 @@ def reference_relaxed_selection(
 def reference_uniform(
     seed: int, prefix: Sequence[int], token: int, *, path: int | None = None, stream: int = 0
 ) -> float:
-    """The uniform noise of the candidate `prefix + [token]`, in (0, 1).
+    """The uniform noise, in (0, 1), of the candidate `prefix + [token]` of a prompt with this seed.
 
-    Args:
-        seed: of its prompt.
-        prefix: the tokens before it.
-        token: its own.
-        path: the number of its path, if paths are independent.
-        stream: 0 for samples, more for other purposes.
+    Independent paths have numbers; stream 0 is of samples, others have other purposes.
     """
 
     def mixed(bits: int, width: int, steps: Sequence[tuple[int, int]]) -> int:

@@ -77,6 +77,8 @@ def catalogue(*, ragged: bool) -> ConstraintIndex:
 
 
 def call(model: Any, **kwargs: Any) -> Any:
+    if "encoder_outputs" in kwargs:  # which transformers repeats in place
+        kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
     torch.manual_seed(0)
     return model.generate(**kwargs)
 
@@ -153,11 +155,6 @@ def keep_first_beams(out: Any, num_beams: int) -> None:
     out.scores = (out.scores[0][::num_beams], *out.scores[1:])
 
 
-def rows_of(model: Any, out: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-    sequences = out if isinstance(out, torch.Tensor) else out.sequences
-    return sequences[:, prompt_length(model, kwargs) :]
-
-
 # The loops
 
 
@@ -175,7 +172,7 @@ def test_modes(family: str, mode: str) -> None:
         draws = [call(model, **options, constraint_index=index) for _ in range(2)]
         assert draws[0].tolist() == draws[1].tolist()
         assert len(draws[0]) == 2 * options.get("num_return_sequences", 1)
-        assert all(index.items(rows_of(model, draws[0], options)))
+        assert all(index.items(draws[0][:, prompt_length(model, options) :]))
 
 
 @families
@@ -236,6 +233,51 @@ def test_drafts_change_nothing(family: str) -> None:
 # What goes in
 
 
+@torch.no_grad()
+def given(model: Any, kind: str) -> dict[str, Any] | None:
+    """The prompts of a call in another form; None for what a model does not take."""
+    inputs, is_both = prompts(2, LENGTH, padded=True), model.config.is_encoder_decoder
+    ids, mask = inputs.values()
+    takes = inspect.signature(type(model).forward).parameters.keys()
+    prepares = inspect.signature(model.prepare_inputs_for_generation).parameters.keys()
+    is_plain_decoder = not is_both and model.config.model_type not in STATEFUL
+    embeds = {"inputs_embeds": model.get_input_embeddings()(ids), "attention_mask": mask}
+    takes_embeds = (is_both or "inputs_embeds" in prepares) and model.config.model_type != "fsmt"
+    if kind == "padding":
+        pad = torch.nn.functional.pad
+        return {"input_ids": pad(ids, (32, 0), value=PAD), "attention_mask": pad(mask, (32, 0))}
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    encoded = model.get_encoder()(**inputs) if is_both else None
+    start = torch.tensor([[model.generation_config.decoder_start_token_id, 7]] * 2) if is_both else None
+    forms: dict[str, tuple[bool, Any]] = {
+        "positions": (is_plain_decoder and "position_ids" in takes, {"position_ids": positions}),
+        "embeddings": (takes_embeds, {"input_ids": None, **embeds}),
+        "embeddings and tokens": (takes_embeds and not is_both, embeds),
+        "an encoder's outputs": (is_both, {"input_ids": None, "encoder_outputs": encoded}),
+        "first tokens": (is_both, {"decoder_input_ids": start}),
+        "chunks": (is_plain_decoder, {"prefill_chunk_size": 4}),
+        "all logits": ("logits_to_keep" in takes, {"logits_to_keep": 0}),
+    }
+    is_taken, changes = forms[kind]
+    return {name: value for name, value in {**inputs, **changes}.items() if value is not None} if is_taken else None
+
+
+KINDS = ["padding", "positions", "embeddings", "embeddings and tokens"]
+KINDS += ["an encoder's outputs", "first tokens", "chunks", "all logits"]
+
+
+@families
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_prompts_in_other_forms(family: str, kind: str, num_beams: int) -> None:
+    options = given(pair(family)[0], kind)
+    if options is None:
+        pytest.skip("the model does not take it")
+    options |= {"num_beams": num_beams, "num_return_sequences": num_beams, **DETAILS}
+    without(family, **options)
+    assert_same(*both(family, catalogue(ragged=False), **options), num_beams)
+
+
 @families
 def test_no_prompt_at_all(family: str) -> None:
     model = pair(family)[1]
@@ -247,87 +289,6 @@ def test_no_prompt_at_all(family: str) -> None:
     out = call(model, **options, constraint_index=index)
     same = call(model, **options, input_ids=torch.tensor([[4]]), constraint_index=index)
     assert out.tolist() == same.tolist()
-
-
-@families
-def test_padding_on_the_left_changes_nothing(family: str) -> None:
-    model, inputs = pair(family)[1], prompts(2, LENGTH)
-    padded = {
-        "input_ids": torch.nn.functional.pad(inputs["input_ids"], (32, 0), value=PAD),
-        "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (32, 0)),
-    }
-    beams = {"num_beams": 3, "num_return_sequences": 3, **DETAILS}
-    without(family, **padded, **beams)
-    if model.config.is_encoder_decoder or family in STATEFUL:
-        return  # positions of an encoder count padding
-    index = catalogue(ragged=True)
-    expected = call(model, **inputs, **beams, constraint_index=index)
-    found = call(model, **padded, **beams, constraint_index=index)
-    assert found.sequences[:, LENGTH + 32 :].tolist() == expected.sequences[:, LENGTH:].tolist()
-    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
-
-
-@families
-def test_positions_given_and_inferred(family: str) -> None:
-    plain, model = pair(family)
-    if model.config.is_encoder_decoder or "position_ids" not in inspect.signature(plain.forward).parameters:
-        pytest.skip("its generate takes no positions")
-    inputs = prompts(2, LENGTH, padded=True)
-    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    beams = {"num_beams": 3, "num_return_sequences": 3}
-    expected = without(family, **inputs, **beams)
-    assert without(family, **inputs, **beams, position_ids=positions).tolist() == expected.tolist()
-    index = catalogue(ragged=True)
-    expected = call(model, **inputs, **beams, constraint_index=index)
-    found = call(model, **inputs, **beams, position_ids=positions, constraint_index=index)
-    assert found.tolist() == expected.tolist()
-
-
-@families
-@pytest.mark.parametrize("num_beams", [1, 2])
-def test_embeddings_in_place_of_tokens(family: str, num_beams: int) -> None:
-    plain, model = pair(family)
-    takes = "inputs_embeds" in inspect.signature(plain.prepare_inputs_for_generation).parameters
-    if not (takes or model.config.is_encoder_decoder) or family == "fsmt":
-        pytest.skip("it takes no embeddings")
-    inputs, index = prompts(2, LENGTH), catalogue(ragged=False)
-    ids = inputs.pop("input_ids")
-    embeds = plain.get_input_embeddings()(ids).detach()
-    options = {**inputs, "num_beams": num_beams, **DETAILS}
-    expected = call(model, input_ids=ids, **options, constraint_index=index)
-    without(family, **options, inputs_embeds=embeds)
-    # One of the two for an encoder.
-    for given in [{}] if model.config.is_encoder_decoder else [{}, {"input_ids": ids}]:
-        theirs, ours = both(family, index, **options, **given, inputs_embeds=embeds)
-        assert_same(theirs, ours)
-        if not getattr(model.config, "scale_embedding", False):  # inside the layer or after it
-            assert (
-                ours.sequences[:, -index.max_length :].tolist() == expected.sequences[:, -index.max_length :].tolist()
-            )
-    assert_same(*both(family, index, **options, inputs_embeds=torch.rand_like(embeds)))
-
-
-@families
-def test_an_encoder_computed_before(family: str) -> None:
-    plain, model = pair(family)
-    if not model.config.is_encoder_decoder:
-        pytest.skip("it has no encoder")
-    inputs, index = prompts(2, LENGTH, padded=True), catalogue(ragged=True)
-    beams = {"num_beams": 3, "num_return_sequences": 3, **DETAILS}
-    with torch.no_grad():
-        encoded = plain.get_encoder()(**inputs)
-    given = {"encoder_outputs": copy.copy(encoded), "attention_mask": inputs["attention_mask"]}
-    ours = call(model, **given, **beams, eos_token_id=EOS, constraint_index=index)
-    assert_same(both(family, index, **inputs, **beams)[0], ours, 3)
-    if ours.speculation is not None:
-        assert len(given["encoder_outputs"][0]) == 2
-    begun = {
-        **inputs,
-        **beams,
-        "decoder_input_ids": torch.tensor([[plain.generation_config.decoder_start_token_id, 7]] * 2),
-    }
-    without(family, **begun)
-    assert_same(*both(family, catalogue(ragged=False), **begun), 3)
 
 
 # Caches and forwards
@@ -382,22 +343,6 @@ def test_other_caches(family: str) -> None:
     if plain._can_compile_fullgraph:  # takes a static cache
         for mode in ({}, {"num_beams": 3}):
             without(family, **inputs, **DETAILS, **mode, cache_implementation="static")
-
-
-@families
-def test_the_prefill_in_other_pieces(family: str) -> None:
-    """All logits or the last ones, one chunk or several: the same."""
-    model, inputs, index = pair(family)[1], prompts(2, LENGTH, padded=True), catalogue(ragged=False)
-    beams = {"num_beams": 3, "num_return_sequences": 3, "use_cache": True}
-    expected = call(model, **inputs, **beams, constraint_index=index)
-    pieces: list[dict[str, Any]] = []
-    if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
-        pieces += [{"logits_to_keep": 0}, {"logits_to_keep": 1}]
-    if not model.config.is_encoder_decoder and family not in STATEFUL:
-        pieces += [{"prefill_chunk_size": 4}, {"prefill_chunk_size": 1}]
-    for piece in pieces:
-        without(family, **inputs, **beams, **piece)
-        assert call(model, **inputs, **beams, **piece, constraint_index=index).tolist() == expected.tolist()
 
 
 @families

