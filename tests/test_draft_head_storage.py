@@ -13,16 +13,14 @@ import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import families
 import huggingface_hub
 import pytest
 import safetensors.torch
-import test_index
 import torch
-import transformers
+from hub_server import HubServer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -762,15 +760,6 @@ def test_the_card_of_a_head_without_placeholders_names_none(tmp_path: Path) -> N
     assert "without placeholders" in text
 
 
-class FakeApi(test_index.FakeApi):
-    """Also what transformers needs to push a model."""
-
-    def create_commit(self, *, operations: list[Any], **arguments: Any) -> Any:
-        self.asked["create_commit"] = arguments
-        self.uploaded.update({each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations})
-        return SimpleNamespace(commit_url="https://huggingface.co/me/model/commit/1")
-
-
 def cached_repository(folder: Path, cache: Path, *, without: tuple[str, ...] = ()) -> None:
     """A folder as a download of `me/model`."""
     commit = "0123456789" * 4
@@ -798,47 +787,33 @@ def test_a_repositorys_head_is_found_in_the_cache(without: tuple[str, ...], tmp_
         assert same_heads(loaded.draft_head, model.draft_head)
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
-    """A Hub for transformers' own `push_to_hub`, and the mixin's hooks."""
-    card = "---\nlibrary_name: transformers\ntags:\n- mine\n---\n\n# A model\n\nMy text.\n"
-    for module in (transformers.modeling_utils, transformers.utils.hub):
-        monkeypatch.setattr(module, "hf_api", FakeApi)
-        monkeypatch.setattr(
-            module, "create_and_tag_model_card", lambda *_, **__: huggingface_hub.ModelCard(card), raising=False
-        )
-    return FakeApi
-
-
-def test_a_pushed_checkpoint_has_its_head_and_a_card_that_tells_of_it(hub: type[FakeApi], tmp_path: Path) -> None:
+def test_a_pushed_checkpoint_has_its_head_and_keeps_a_card_that_somebody_wrote(hub: HubServer) -> None:
     model = build()
     add_draft_head(model, LEVELS)
-    assert model.push_to_hub("me/model").commit_url.endswith("/commit/1")
-    assert {TENSORS_FILE, JSON_FILE, "model.safetensors", "README.md"} <= set(hub.uploaded)
-    for name, data in hub.uploaded.items():
-        (tmp_path / name).write_bytes(data)
-    assert same_heads(AutoModelForGenerativeRetrieval.from_pretrained(tmp_path).draft_head, model.draft_head)
-    card = huggingface_hub.ModelCard.load(tmp_path / "README.md")
+    huggingface_hub.HfApi().create_repo("me/model")
+    card = b"---\nlibrary_name: transformers\ntags:\n- mine\n---\n\n# A model\n\nMy text.\n"
+    huggingface_hub.HfApi().upload_file(repo_id="me/model", path_in_repo="README.md", path_or_fileobj=card)
+    model.push_to_hub("me/model")
+    assert same_heads(AutoModelForGenerativeRetrieval.from_pretrained("me/model").draft_head, model.draft_head)
+    card = huggingface_hub.ModelCard(hub.files("me/model")["README.md"].decode())
     assert card.data.tags == ["mine", "generative-recommendation", "draft-head", "hf_gr"]
     assert card.data.library_name == "transformers"
-    # Somebody wrote it: it gets tags, and keeps its words.
     assert card.text.strip() == "# A model\n\nMy text."
 
 
-def test_save_pretrained_that_pushes_uploads_the_head_also_the_second_time(hub: type[FakeApi], tmp_path: Path) -> None:
-    model = build()
-    add_draft_head(model, LEVELS)
-    for _ in range(2):
-        hub.uploaded = {}
-        model.save_pretrained(tmp_path, push_to_hub=True, repo_id="me/model")
-        assert {TENSORS_FILE, JSON_FILE, "model.safetensors", "README.md"} <= set(hub.uploaded)
-        assert hub.uploaded["README.md"].count(b"- draft-head") == 1
+def test_save_pretrained_that_pushes_uploads_the_head_also_the_second_time(hub: HubServer, tmp_path: Path) -> None:
+    for seed in range(2):
+        model = build(seed=seed)
+        add_draft_head(model, LEVELS)
+        model.save_pretrained(tmp_path / "model", push_to_hub=True, repo_id="me/model")
+        assert same_heads(AutoModelForGenerativeRetrieval.from_pretrained("me/model").draft_head, model.draft_head)
+        assert hub.files("me/model")["README.md"].count(b"- draft-head") == 1
 
 
-def test_a_model_without_a_head_is_pushed_as_ever(hub: type[FakeApi]) -> None:
+def test_a_model_without_a_head_is_pushed_as_ever(hub: HubServer) -> None:
     build().push_to_hub("me/model")
-    assert not [name for name in hub.uploaded if "draft" in name]
-    assert b"draft" not in hub.uploaded["README.md"]
+    assert not [name for name in hub.files("me/model") if "draft" in name]
+    assert b"draft" not in hub.files("me/model")["README.md"]
 
 
 def test_save_pretrained_writes_the_head(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -128,5 +128,6 @@ def read_exclusions(exclude_items: Any, snapshot: Snapshot) -> list[list[ItemId]
         host = host.tolist()
     if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
         raise ValueError(f"exclude_items is {host!r}, expected a list of item ids for each request")
-    rows = [snapshot.check_ids(row, f"exclude_items[{number}]") for number, row in enumerate(host)]
+    requests = enumerate(cast(Iterable[Any], host))
+    rows: list[Any] = [snapshot.check_ids(row, f"exclude_items[{number}]") for number, row in requests]
     return [row if isinstance(row, list) else row.tolist() for row in rows]

@@ -83,8 +83,8 @@ def compare_with_transformers(
             start = time.perf_counter()
             call(name)
             runs.append(time.perf_counter() - start)
-    medians = (statistics.median(seconds[name]) for name in ("transformers", "hf_gr"))
-    return Comparison(*medians, num_runs, batch_size, prompt_length, num_beams)
+    medians = {name: statistics.median(runs) for name, runs in seconds.items()}
+    return Comparison(medians["transformers"], medians["hf_gr"], num_runs, batch_size, prompt_length, num_beams)
 
 
 def same_answers(expected: Any, actual: Any, *, num_beams: int) -> bool:

@@ -146,7 +146,8 @@ def run_demo(
         show.print_recommender(console, model, index, folder, trained_seconds)
 
         lists = {"constraint_index": index, "num_beams": settings.num_beams, "exclude": "history", "progress": False}
-        shown = np.sort(np.random.default_rng(settings.seed).permutation(len(split.train))[: settings.num_shown])
+        shown = np.random.default_rng(settings.seed).permutation(len(split.train))[: settings.num_shown]
+        shown = sorted(shown.tolist())
         histories = [[films.titles[film] for film in split.train[user]] for user in shown]
         show.print_users(console, films, split, shown, recommend(model, histories, top_k=LIST_LENGTH, **lists))
         with console.status("measuring"):
