@@ -77,7 +77,7 @@ def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[
                 f"{source} is no JSON file or is cut short ({error}): download it or write it again"
             ) from error
     if not isinstance(content, (Mapping, list, tuple)) or not content:
-        name: Any = "source" if content is source else source
+        name = "source" if content is source else str(cast(Any, source))
         raise ValueError(
             f"{name} holds {str(cast(Any, content))[:40]!r}, expected the semantic ID of every item, such as "
             "{'0': ['<a_12>', '<b_5>']}, or a list of them: is it the right file?"
