@@ -9,8 +9,10 @@ other and in changing order, so that a busy machine slows both alike; the figure
     python examples/benchmark/checkouts.py /tmp/before                        # this checkout against that one
     python examples/benchmark/checkouts.py /tmp/before --settings 1,2048,128  # batch, prompt, beams
     python examples/benchmark/checkouts.py --fast                             # this one against itself, tiny
+    python examples/benchmark/checkouts.py /tmp/before --cases 500            # answers alone, of random calls
 
-A ratio of 0.9 means that this checkout takes nine tenths of the other one's time.
+The random calls are those of `tests/fuzz`: families, catalogues, rules, updates, drafts. A call that one of both
+refuses is counted by its error. A ratio of 0.9 means that this checkout takes nine tenths of the other one's time.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +78,12 @@ def serve(options: argparse.Namespace) -> None:
     """Answer calls until the input ends."""
     import hf_gr
 
-    bench = make_bench(options)
+    bench = None if options.cases else make_bench(options)
     for line in sys.stdin:
         kind, *rest = json.loads(line)
         answer: Any = hf_gr.__file__
+        if kind == "case":
+            answer = answer_case(*rest)
         if kind == "call":
             setting, seed = Setting.parse(rest[0]), rest[1]
             prompt = make_prompt(bench, setting, seed)
@@ -93,6 +98,53 @@ def serve(options: argparse.Namespace) -> None:
         print(json.dumps(answer), flush=True)
 
 
+def close(scores: list[float], others: list[float]) -> bool:
+    return len(scores) == len(others) and np.allclose(scores, others, atol=SCORE_TOL, rtol=1e-4)
+
+
+def answer_case(seed: int, number: int) -> list[Any]:
+    """Rows and scores of one random call of `tests/fuzz`, or its error in the place of the rows."""
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/fuzz")]
+    import test_generation as fuzz
+
+    rng = np.random.default_rng([seed, number])
+    torch.manual_seed(number)  # what is sampled without a seed
+    drawn = fuzz.draw_model(rng)
+    model = fuzz.model_of(*drawn)
+    catalogue = fuzz.Catalogue(rng)
+    batch = fuzz.Batch.draw(rng, catalogue, sizes=(1, 2, 3, 5, 8))
+    options = fuzz.Options.draw(rng, catalogue, model, drawn, num_prompts=len(batch.legal))
+    call = f"case {number}: {drawn[0]}, {options.given}"
+    try:
+        out = model.generate(
+            **batch.inputs, constraint_index=batch.index, exclude_items=batch.excluded, **options.given
+        )
+    except (ValueError, NotImplementedError, TypeError) as error:
+        return [call, type(error).__name__, str(error)]
+    scores = out.sequences_scores if options.given["num_beams"] > 1 else None
+    return [call, out.sequences.tolist(), [] if scores is None else scores.tolist()]
+
+
+def compare_cases(one: Contender, other: Contender, number: int, *, seed: int = 0) -> dict[str, Any]:
+    """Counts of equal answers, of refused calls, and of calls that differ; those are printed."""
+    found: Counter[str] = Counter()
+    for case in range(number):
+        (call, rows, scores), (_, other_rows, other_scores) = (each.ask("case", seed, case) for each in (one, other))
+        mine, theirs = isinstance(rows, str), isinstance(other_rows, str)
+        if mine or theirs:
+            kind = "refused by both" if mine and theirs else f"refused by {'this' if mine else 'the other'}"
+        elif rows == other_rows and close(scores, other_scores):
+            kind = "equal"
+        elif scores and np.shape(rows) == np.shape(other_rows) and close(scores, other_scores):
+            kind = "equal but for rounding"  # beams with nearly the same scores changed places
+        else:
+            kind = "different"
+        found[kind] += 1
+        if kind not in ("equal", "refused by both"):
+            print(f"{kind}: {call}: {scores if mine else other_scores if theirs else ''}"[:400])
+    return {"cases": number, **found}
+
+
 def compare(one: Contender, other: Contender, setting: str, *, repeats: int) -> dict[str, Any]:
     """The median times of both and the median of their ratios; exits if their answers differ."""
     times: list[tuple[float, float]] = []
@@ -100,8 +152,7 @@ def compare(one: Contender, other: Contender, setting: str, *, repeats: int) -> 
         order = (one, other) if number % 2 else (other, one)
         answers = {contender: contender.ask("call", setting, number + 1) for contender in order}
         (mine, rows, scores), (theirs, other_rows, other_scores) = answers[one], answers[other]
-        close = np.allclose(scores, other_scores, atol=SCORE_TOL, rtol=0)
-        if not close or sorted(map(tuple, rows)) != sorted(map(tuple, other_rows)):
+        if not close(scores, other_scores) or sorted(map(tuple, rows)) != sorted(map(tuple, other_rows)):
             raise SystemExit(f"{setting}, prompt {number + 1}: the two checkouts give different items or scores")
         if number >= 0:
             times.append((mine, theirs))
@@ -122,6 +173,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=None, metavar=METAVAR, help=SHAPE)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--masked", action="store_true", help="give an attention mask, of ones, as tokenizers do")
+    parser.add_argument("--cases", type=int, default=0, help="compare only answers, of so many random calls")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--fast", action="store_true", help="a tiny model, a few seconds")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -149,6 +201,11 @@ def main() -> None:
         )
     passed_on = [argument for argument in given if argument != str(options.other)]
     contenders = [Contender(checkout, passed_on) for checkout in (ROOT, options.other)]
+    if options.cases:
+        found = compare_cases(*contenders, options.cases)
+        print(", ".join(f"{count:,} {kind}" for kind, count in found.items()))
+        print_json_line("checkouts", torch.device("cpu"), found)
+        return
     settings = options.settings or (FAST_SETTINGS if options.fast else SETTINGS)
     results = [compare(*contenders, setting, repeats=options.repeats) for setting in settings]
     for contender in contenders:
