@@ -11,9 +11,17 @@ from functools import wraps
 from typing import Any
 
 from hf_gr import ConstraintIndex
-from hf_gr.serving.answers import BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
+from hf_gr.serving.answers import (
+    Batch,
+    BrokenAnswer,
+    Classification,
+    Closed,
+    Observer,
+    Overloaded,
+    Recommendation,
+    TooLate,
+)
 from hf_gr.serving.catalogues import LiveCatalogue
-from hf_gr.serving.observer import Batch, Observer
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -97,7 +105,7 @@ class FakeEngine:
             case "unknown":
                 raise ValueError("history[0]='unknown', expected an item of the catalogue: omit it")
         edition = self.catalogue.edition
-        self.observer.computed(Batch(1, 64, 0, 0.01, 0.01, target_forwards=3))
+        self.observer.computed(Batch(1, 64, 0.01, 0.01, target_forwards=3))
         self.observer.ended("answered", 0.01)
         items = [item for item in edition.index.item_ids if item not in given["exclude"]][: given["num_results"] or 2]
         seconds = {"total": 0.011, "queued": 0.001, "computed": 0.01}

@@ -17,10 +17,9 @@ import pytest
 from serving_fake import Log
 
 from hf_gr.answering.batching import num_batch_tokens
-from hf_gr.serving.answers import Closed, Overloaded, TooLate
+from hf_gr.serving.answers import Batch, Closed, Overloaded, TooLate
 from hf_gr.serving.batcher import Batcher, Computed, Job
 from hf_gr.serving.costs import Costs
-from hf_gr.serving.observer import Batch
 
 COSTS = Costs(fixed=0.05, token=0.001)
 BUDGET = 250
@@ -138,7 +137,7 @@ async def test_a_request_starts_at_once_when_a_worker_is_free() -> None:
     done = await case.ask("one")
     assert (done.value, done.queued, done.batch_size) == ("one", 0.0, 1)
     assert done.computed == pytest.approx(0.1)
-    assert case.log.batches == [Batch(1, 50, 0, pytest.approx(0.1), pytest.approx(0.1))]
+    assert case.log.batches == [Batch(1, 50, pytest.approx(0.1), pytest.approx(0.1))]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ import hf_gr
 from hf_gr import ConstraintIndex, Engine, classify, enable
 from hf_gr.answering import recommender
 from hf_gr.core import auto
+from hf_gr.generation.torch.scorers import Prompts
 from hf_gr.serving import costs
-from hf_gr.serving.answers import BrokenAnswer, Closed, Overloaded, Recommendation, TooLate
+from hf_gr.serving.answers import Batch, BrokenAnswer, Closed, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
 from hf_gr.serving.errors import read_message
-from hf_gr.serving.observer import Batch
 from hf_gr.torch.graphs import Captured
 
 TOLERANCE = 1e-4  # of scores in another batch: fp32, other padding
@@ -155,6 +156,7 @@ async def test_bad_requests_are_refused_by_name() -> None:
         ({"history": "B00"}, "history='B00', expected a list of item ids"),
         ({"history": [7]}, "history has 7, expected strings"),
         ({"history": []}, "history is empty, expected one item or more"),
+        ({"tokens": []}, "tokens is empty, expected one item or more"),
         ({"history": ["gone", "lost"]}, "history has 'gone' and no item of the catalogue"),
         ({"history": ["B00"], "rule": "x" * 3000}, r"rule='x{79}\.\.\., expected one of"),
         ({"history": ["B00"], "exclude": [5]}, "exclude has 5, expected strings"),
@@ -434,6 +436,14 @@ def test_an_engine_keeps_to_its_cores(how: dict[str, int], count: int, threads: 
     assert torch.get_num_threads() == before
 
 
+def test_workers_prefill_at_once() -> None:
+    """Prompts of several threads do not wait for each other, as by `functools.cached_property` of Python 3.11."""
+    together = threading.Barrier(2, timeout=10)
+    prompts = [Prompts(torch.ones(1, 1, dtype=torch.long), {}, lambda: together.wait() >= 0) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda one: one.outputs, prompts)) == [True, True]
+
+
 @in_loop
 async def test_labels_are_ranked_as_by_classify() -> None:
     tokenizer = tokenizer_of("bpe")
@@ -466,7 +476,7 @@ async def test_labels_are_ranked_as_by_classify() -> None:
         ({"rules": {"a": ["Z"]}}, "'Z'"),
         ({"timeout": -1}, "timeout=-1, expected a number of seconds"),
         ({"timeout": "x"}, "timeout='x'"),
-        ({"fallback": [5]}, "fallback=5 at place 0, expected strings"),
+        ({"fallback": [5]}, "fallback has 5, expected strings"),
         ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
         (
             {"constraint_index": LiveCatalogue(INDEX), "rules": {"eu": ["B00"]}},

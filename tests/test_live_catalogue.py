@@ -166,8 +166,8 @@ def test_rules_outlive_updates() -> None:
     [
         ({"remove": ["ham", "rum"]}, r"remove has 1 id that the catalogue does not have \('rum'\)"),
         ({"remove": [7]}, r"remove\[0\]=7, expected strings"),
-        ({"remove": "ham"}, r"remove='ham', expected a list"),
-        ({"remove": [True]}, r"remove\[0\]=True, expected an item id"),
+        ({"remove": "ham"}, r"remove is 'ham', expected a list"),
+        ({"remove": [True]}, r"remove\[0\]=True, expected all integers or all strings"),
         ({"rules": {"sweet": ["pie", "rum"]}}, r"rules\['sweet'\] has 1 id .*'rum'.*omit them, or add them"),
         ({"rules": {"bitter": None}}, r"rules\['bitter'\]=None.*there are 'sweet'"),
         ({"rules": {"": []}}, "rules has the name ''"),

@@ -9,50 +9,34 @@ from itertools import islice
 from typing import Any
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import read_integer
 
-from .requests import split_items
+from .requests import item_list, split_items
 
 
 def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") -> list[Any]:
     """Distinct items, in order, as ids of the catalogue's kind: integers may be texts, as they are in CSV.
 
-    Args:
-        fallback: the list.
-        snapshot: the catalogue.
-        name: of the argument, in messages.
-
     Raises:
-        ValueError: it is no list, or has an id of another kind.
+        ValueError: it is no list, or has an id of another kind; `name` is the argument's.
     """
-    if isinstance(fallback, (str, bytes, Mapping)) or not isinstance(fallback, Iterable):
-        raise ValueError(f"{name}={fallback!r}, expected a list of item ids")
-    items: list[Any] = []
-    for number, item in enumerate(fallback):
-        if not snapshot.are_strings and isinstance(item, str):
-            item = item if (found := read_integer(item)) is None else found
-        if not (isinstance(item, str) if snapshot.are_strings else is_integer(item) and -(2**63) <= item < 2**63):
-            kind = "strings" if snapshot.are_strings else "integers"
-            raise ValueError(
-                f"{name}={item!r} at place {number}, expected {kind} as the catalogue's item ids are: convert them"
-            )
-        items.append(item if isinstance(item, str) else int(item))
-    return list(dict.fromkeys(items))
+    if not snapshot.are_strings and isinstance(fallback, Iterable) and not isinstance(fallback, (str, bytes, Mapping)):
+        fallback = list(fallback)
+        read = [read_integer(item) if isinstance(item, str) else item for item in fallback]
+        fallback = [item if number is None else number for item, number in zip(fallback, read, strict=True)]
+    return list(dict.fromkeys(item_list(fallback, name, snapshot)))
 
 
 def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[Any]]:
     """Remove items from a catalogue, in place: it answers with them no more, and histories still read them.
 
-    Returns:
-        Those that are removed, and those that it does not have, which are left out.
+    Returns those that are removed, and those that it does not have, which are left out.
 
     Raises:
         ValueError: as `read_fallback`; or no item is left.
     """
-    listed = read_fallback(items, index.snapshot, name="remove_items")
-    removed, missing = split_items(listed, index)
+    removed, missing = split_items(read_fallback(items, index.snapshot, name="remove_items"), index)
     if len(removed) == index.num_items:
         raise ValueError(f"remove_items= has all {index.num_items:,} items of the catalogue, expected some to stay")
     if removed:

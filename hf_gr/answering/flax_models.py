@@ -37,11 +37,6 @@ foreign = {
 is_compiled = True
 
 
-def refuse_foreign(given: Mapping[str, Any]) -> None:
-    """See `torch_models.refuse_foreign`."""
-    refuse(name, foreign, given)
-
-
 def why_not(model: str | Path, given: Mapping[str, Any]) -> str | None:
     """Why JAX cannot run a model by name with these options; None if it can, as far as is known."""
     from transformers import AutoConfig
@@ -68,7 +63,7 @@ def processes() -> Any:
 
 def load_model(model: Any, *, dtype: Any, device: Any, device_map: Any, revision: str | None, processes: Any) -> Any:
     """See `torch_models.load_model`."""
-    refuse_foreign({"device": device, "device_map": device_map})
+    refuse(name, foreign, {"device": device, "device_map": device_map})
     if not isinstance(model, (str, Path)):
         for option, value in (("dtype", None if dtype == "auto" else dtype), ("revision", revision)):
             if value is not None:

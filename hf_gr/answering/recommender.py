@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 NUM_BEAMS, NUM_RESULTS, MOST_BEAMS = 20, 10, 512
 UNKNOWN_ITEMS = ("drop", "refuse")
 MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct ones
+OUTPUTS = {  # what `answer` asks of `generate`; no scores of steps, `[batch * beams, vocab]` at every level
+    "return_dict_in_generate": True,
+    "output_scores": True,
+    "_step_scores": False,
+}
 
 
 def default_beams(model: Any, options: Mapping[str, Any], num_results: int) -> int:
@@ -60,26 +65,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Recommender:
-    """A model, its catalogue, how requests are read, and how they are answered.
-
-    Attributes:
-        model: with `GRGenerationMixin`, in evaluation mode.
-        index: the catalogue, a snapshot.
-        num_results: items of an answer, unless a request says otherwise.
-        num_beams: of the search, unless a request says otherwise: `default_beams` of the model.
-        token_budget: of a batch: see `make_batches`.
-        options: further arguments of `generate`.
-        rules: views of the catalogue that requests name.
-        prefix_cache: keys of earlier prompts, shared by recommenders; None to compute every prompt whole.
-        max_beams: the most beams, and items, that a request may ask for.
-        unknown_items: what happens to items of a history or a filter that the catalogue does not have: `"drop"` or
-            `"refuse"`.
-        fallback: item ids that answer an empty history, best first; None to refuse it.
-        tokenizer: for texts; None if there is none.
-        vocab_size: tokens are below it; None if unknown.
-        max_prompt_tokens: prompts keep their latest tokens; None for as many as the model has positions for.
-        prefix_tokens: before every prompt made from a history.
-        suffix_tokens: after it.
+    """A model, its catalogue, how requests are read, and how they are answered; arguments as those of `Engine`.
 
     Example:
         >>> recommender = Recommender(model, index)  # doctest: +SKIP
@@ -87,19 +73,20 @@ class Recommender:
         >>> recommender.answer_all([request])[0].items  # doctest: +SKIP
     """
 
-    model: Any
-    index: ConstraintIndex
-    num_results: int = NUM_RESULTS
+    model: Any  # with `GRGenerationMixin`, in evaluation mode
+    index: ConstraintIndex  # a snapshot
+    version: int = 0  # of the catalogue
+    num_results: int = NUM_RESULTS  # these two unless a request says otherwise
     num_beams: int = NUM_BEAMS
-    token_budget: int = 16_384
-    options: Mapping[str, Any] = field(default_factory=dict)
-    rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
-    prefix_cache: PrefixCache | None = None
+    token_budget: int = 16_384  # of a batch: see `make_batches`
+    options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of `generate`
+    rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)  # views of the catalogue that requests name
+    prefix_cache: PrefixCache | None = None  # shared by recommenders; None to compute every prompt whole
     max_beams: int = MOST_BEAMS
     unknown_items: str = "drop"
     fallback: Sequence[Any] | None = None
     tokenizer: Any = None
-    vocab_size: int | None = None
+    vocab_size: int | None = None  # tokens are below it; None if unknown
     max_prompt_tokens: int | None = None
     prefix_tokens: tuple[int, ...] = ()
     suffix_tokens: tuple[int, ...] = ()
@@ -120,18 +107,9 @@ class Recommender:
         rule: Any = None,
         seed: Any = None,
     ) -> Request:
-        """Read a request. Its prompt is empty if the history is: then `fallback_items` answers it.
+        """Read a request, with the arguments of `Engine.recommend`.
 
-        Args:
-            history: item ids, the oldest first. What does not fit is cut from the left.
-            text: a prompt as a text, instead.
-            tokens: a prompt as token ids, instead.
-            num_results: items of the answer.
-            num_beams: of the search, 2 or more.
-            exclude: ids of items that must not be in the answer.
-            filter: ids of the only items that may be in it; None for all.
-            rule: the name of a rule, with the same meaning.
-            seed: of the samples, where `generate` samples.
+        Its prompt is empty if the history is: then `fallback_items` answers it.
 
         Raises:
             ValueError: names the argument, its value, what is expected and the fix.
@@ -151,9 +129,14 @@ class Recommender:
         if beams < wanted:
             raise ValueError(f"num_beams={beams}, expected at least num_results={wanted}: ask for more beams")
         excluded = tuple(item_list(exclude, "exclude", self.index.snapshot))
-        allowed, unknown = self._read_filter(filter)
-        if rule is not None and (not isinstance(rule, str) or rule not in self.rules):
-            raise ValueError(f"rule={shown(rule)}, expected one of {sorted(self.rules)}: name one of them, or omit it")
+        allowed, unknown = None, []
+        if filter is not None:
+            allowed, unknown = split_items(item_list(filter, "filter", self.index.snapshot), self.index)
+            allowed = tuple(allowed)
+        if unknown and self.unknown_items == "refuse":
+            raise ValueError(f"filter has {shown(unknown[0])}, expected items of the catalogue: remove it")
+        if rule is not None:
+            self._rule(rule)
         own_seed = None if seed is None else int(row_seeds(seed, 1)[0])
         dropped: tuple[Any, ...] = ()
         if history is not None:
@@ -163,14 +146,11 @@ class Recommender:
             num_cut = 0 if self.room is None else max(0, len(prompt) - self.room)
             prompt = prompt[num_cut:]
         if not prompt and self.fallback is None:
+            problem, fix = f"{given[0]} is empty, expected one item or more", "send some"
             if dropped:
-                raise ValueError(
-                    f"history has {shown(dropped[0])} and no item of the catalogue, expected one or more: send known "
-                    "items, or serve with a fallback list"
-                )
-            raise ValueError(
-                f"{given[0]} is empty, expected one item or more: serve with a fallback list, or send some"
-            )
+                problem = f"history has {shown(dropped[0])} and no item of the catalogue, expected one or more"
+                fix = "send known items"
+            raise ValueError(f"{problem}: {fix}, or serve with a fallback list")
         return Request(0, prompt, excluded, allowed, rule, own_seed, wanted, beams, (*dropped, *unknown), num_cut)
 
     @cached_property
@@ -178,15 +158,6 @@ class Recommender:
         """The most tokens of a prompt; None if there is no limit."""
         room = prompt_room(self.model, self.index, drafting=self.option("drafting"), options=self.options)
         return min((limit for limit in (room, self.max_prompt_tokens) if limit is not None), default=None)
-
-    def _read_filter(self, items: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
-        """The items of a filter, and those that the catalogue does not have."""
-        if items is None:
-            return None, ()
-        known, unknown = split_items(item_list(items, "filter", self.index.snapshot), self.index)
-        if unknown and self.unknown_items == "refuse":
-            raise ValueError(f"filter has {shown(unknown[0])}, expected items of the catalogue: remove it")
-        return tuple(known), tuple(unknown)
 
     def _read_history(self, history: Any) -> tuple[list[int], tuple[Any, ...], int]:
         """The prompt of a history, items that the catalogue never had, and how many are cut from the left."""
@@ -228,13 +199,19 @@ class Recommender:
 
     # Answering
 
-    def with_catalogue(self, index: ConstraintIndex, rules: Mapping[str, ConstraintIndex]) -> Recommender:
+    def with_catalogue(
+        self, index: ConstraintIndex, rules: Mapping[str, ConstraintIndex] | None = None, version: int = 0
+    ) -> Recommender:
         """The same over another catalogue."""
-        return replace(self, index=index, rules=rules, _views=OrderedDict())
+        return replace(self, index=index, rules=rules or {}, version=version, _views=OrderedDict())
+
+    def tokens_ahead(self, num_beams: int) -> int:
+        """The tokens that are generated for a prompt, as `num_batch_tokens` counts them."""
+        return num_beams * (self.index.max_length - 1)
 
     def fallback_items(self, request: Request) -> list[Any]:
         """What answers a request without a prompt: the first living items of the fallback that it allows."""
-        index = self.index if request.rule is None else self.rules[request.rule]
+        index = self.index if request.rule is None else self._rule(request.rule)
         items, _ = split_items(self.fallback or (), index)
         allowed = None if request.allowed is None else set(request.allowed)
         most = request.num_results or self.num_results
@@ -256,7 +233,7 @@ class Recommender:
         return self._backend.make_batches(
             [len(request.tokens) for request in requests],
             token_budget=self.token_budget,
-            tokens_ahead=self.num_beams * (self.index.max_length - 1),
+            tokens_ahead=self.tokens_ahead(self.num_beams),
             mesh=self.options.get("mesh"),
         )
 
@@ -270,7 +247,6 @@ class Recommender:
         prompts = self.prompts(batch)
         views = [self._view(request) for request in batch]
         rules: Any = views if any(view is not self.index for view in views) else self.index
-        seed = self._seeds(batch)
         cache = self._usable_cache
         given = [request.tokens for request in batch]
         reuse = None if cache is None else cache.begin(given)
@@ -282,10 +258,8 @@ class Recommender:
             exclude_items=excluded,
             num_beams=self.num_beams,
             num_return_sequences=self.num_results,
-            return_dict_in_generate=True,
-            output_scores=True,
-            _step_scores=False,  # `[batch * beams, vocab]` at every level
-            **seed,
+            **OUTPUTS,
+            **self._seeds(batch),
             **self.options,
         )
         on_output(out, 0 if reuse is None else reuse.num_cached_tokens)
@@ -328,15 +302,14 @@ class Recommender:
         drawn = self._backend.draw_seeds(len(seeds))
         return {"seed": [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)]}
 
+    def _rule(self, name: Any) -> ConstraintIndex:
+        if not isinstance(name, str) or name not in self.rules:
+            raise ValueError(f"rule={shown(name)}, expected one of {sorted(self.rules)}: name one of them, or omit it")
+        return self.rules[name]
+
     def _view(self, request: Request) -> ConstraintIndex:
         """What a request may be answered with."""
-        if request.allowed is None and request.rule is None:
-            return self.index
-        if request.rule is not None and request.rule not in self.rules:
-            raise ValueError(
-                f"rule={request.rule!r}, expected one of {sorted(self.rules)}: name one of them, or omit it"
-            )
-        whole = self.index if request.rule is None else self.rules[request.rule]
+        whole = self.index if request.rule is None else self._rule(request.rule)
         if request.allowed is None:
             return whole
         key = request.rule, *sorted(set(request.allowed))

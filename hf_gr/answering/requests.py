@@ -17,31 +17,18 @@ from hf_gr.catalogue.trie import PADDING
 
 @dataclass(frozen=True)
 class Request:
-    """The request of one user.
+    """The request of one user."""
 
-    Attributes:
-        row: the user's, counted from the first of those that are asked together.
-        tokens: of the prompt; none if the history is empty.
-        exclude: ids of items that must not be in the answer.
-        allowed: ids of the only items that may be in the answer; None for all.
-        rule: the name of a view of the catalogue, the items of which alone may be in the answer; None for all.
-        seed: of the samples, if the answer is sampled.
-        num_results: items of the answer; None for the recommender's.
-        num_beams: of the search; None for the recommender's.
-        dropped: items of the history and the filter that the catalogue does not have.
-        num_cut: items of a history, or tokens of another prompt, that were cut from the left.
-    """
-
-    row: int
-    tokens: list[int]
-    exclude: tuple[Any, ...] = ()
-    allowed: tuple[Any, ...] | None = None
-    rule: str | None = None
-    seed: int | None = None
-    num_results: int | None = None
+    row: int  # the user's, counted from the first of those that are asked together
+    tokens: list[int]  # of the prompt; none if the history is empty
+    exclude: tuple[Any, ...] = ()  # ids of items that must not be in the answer
+    allowed: tuple[Any, ...] | None = None  # ids of the only items that may be in the answer; None for all
+    rule: str | None = None  # the name of a view of the catalogue, with the same meaning
+    seed: int | None = None  # of the samples, if the answer is sampled
+    num_results: int | None = None  # None for the recommender's, as below
     num_beams: int | None = None
-    dropped: tuple[Any, ...] = ()
-    num_cut: int = 0
+    dropped: tuple[Any, ...] = ()  # items of the history and the filter that the catalogue does not have
+    num_cut: int = 0  # items of a history, or tokens of another prompt, that were cut from the left
 
 
 def tokens_of_items(snapshot: Snapshot, items: Iterable[Any]) -> dict[Any, list[int]]:

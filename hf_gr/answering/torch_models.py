@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,16 @@ from hf_gr.generation.torch.loading import enable, load
 from hf_gr.generation.torch.models import embeddings_of, is_sharded
 
 from . import batching
-from .backends import Alone, refuse
+from .backends import Alone
 from .loading import check_name, padded
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 name = "torch"  # as `backend=` has it
 is_compiled = False  # whether every shape has a program, so that its first call is slower
+fingerprint = fingerprint_model  # a digest of a model's config and weights
+num_embeddings = embeddings_of  # the tokens that a model can read; None if unknown
 foreign = {"mesh": "pass device= or device_map=, start several processes, or load the model with backend='flax'"}
-
-
-def refuse_foreign(given: Mapping[str, Any]) -> None:
-    """Refuse options that only the other framework has, unless None."""
-    refuse(name, foreign, given)
 
 
 def processes() -> Any:
@@ -65,11 +62,9 @@ def load_model(
             or no model.
     """
     own = Alone() if processes is None else processes
-    for option, value, why in (
-        ("device_map", device_map, "it spreads one model over all devices, and every process has a model of its own"),
-        ("device", device, "every process has a device of its own"),
-    ):
+    for option, value in (("device_map", device_map), ("device", device)):
         if value is not None and own.count > 1:
+            why = "every process has a device, and a model, of its own"
             raise ValueError(f"{option}={value!r} with {own.count} processes, expected one of both: {why}")
     if isinstance(model, (str, Path)):
         return _load_by_name(model, dtype, device_map, device, revision, own.device)
@@ -96,16 +91,14 @@ def _load_by_name(
 ) -> Any:
     check_name(model)
     check_revision(model, revision)
-    kind = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
-    if kind is not None and kind != "auto" and not getattr(kind, "is_floating_point", False):
-        kind = None
-    if kind is None:
+    kind = dtype if dtype == "auto" else getattr(torch, str(dtype).removeprefix("torch."), None)
+    if kind != "auto" and not getattr(kind, "is_floating_point", False):
         raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
     place = check_device(device) if device is not None else own_device
     if place is None:
         place = "cuda" if torch.cuda.is_available() else "cpu"
-    given = {"device_map": device_map, "revision": revision}
-    given = {option: value for option, value in given.items() if value is not None}
+    given = {} if device_map is None else {"device_map": device_map}
+    given |= {} if revision is None else {"revision": revision}
     with naming_model(model, "model"):
         loaded = load(model, dtype=kind, **given)
     return (loaded if device_map is not None else loaded.to(place)).eval()
@@ -121,11 +114,8 @@ def check_device(device: Any) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        there = ["cpu"]
-        if torch.accelerator.is_available():
-            kind = torch.accelerator.current_accelerator()
-            there += [f"{kind}:{number}" for number in range(torch.accelerator.device_count())]
+        reason, kind = str(error).strip().partition("\n")[0], torch.accelerator.current_accelerator()
+        there = ["cpu", *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
         raise ValueError(
             f"device={str(device)!r}, expected one of this machine's, {', '.join(there)} ({reason[:120]})"
         ) from error
@@ -146,16 +136,6 @@ def input_device(model: Any) -> torch.device:
     return model.device if model.device.type != "meta" else torch.device(model._hf_hook.execution_device)
 
 
-def num_embeddings(model: Any) -> int | None:
-    """The tokens that a model can read; None if unknown."""
-    return embeddings_of(model)
-
-
-def fingerprint(model: Any) -> str:
-    """A digest of a model's config and weights: all bits count, and the framework."""
-    return fingerprint_model(model)
-
-
 def hardware(model: Any, *, num_processes: int, mesh: Any) -> str:
     """What a model runs on, in words."""
     device = input_device(model)
@@ -163,9 +143,8 @@ def hardware(model: Any, *, num_processes: int, mesh: Any) -> str:
     return f"{num_processes} x {on}, {str(model.dtype).removeprefix('torch.')}, torch {torch.__version__}"
 
 
-def to_mesh(mesh: Any) -> Any:
+def to_mesh(mesh: Any) -> None:
     """The argument `mesh` of `generate`, from what users pass; there is none."""
-    return None
 
 
 def prompts(model: Any, batch: Sequence[Sequence[int]]) -> dict[str, Tensor]:

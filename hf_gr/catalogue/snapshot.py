@@ -263,14 +263,16 @@ def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
     return mask if is_mask else None
 
 
-def refuse_unknown(ids: Array | list[str], known: Bools, argument: str) -> None:
-    """Refuse ids, `known` of which say whether the catalogue has them; `argument` in the message."""
+def refuse_unknown(
+    ids: Array | list[str], known: Bools, argument: str, *, fix: str = "index.has_items(ids) tells which are"
+) -> None:
+    """Refuse ids, `known` of which say whether the catalogue has them; `argument` and the fix in the message."""
     if known.all():
         return
     unknown = [ids[int(place)] for place in np.flatnonzero(~known)]
     raise ValueError(
         f"{argument} has {counted(len(unknown), 'id')} that the catalogue does not have ({shown(unknown)}), "
-        "expected ids of its items: index.has_items(ids) tells which are"
+        f"expected ids of its items: {fix}"
     )
 
 

@@ -207,13 +207,12 @@ def _make_engine(name: str, index: Any, **options: Any) -> Any:
 
 
 def _make_app(engine: Any, *, max_body: int, log_level: str, **options: Any) -> Any:
-    """What makes the application, as `hf_gr.serving.run.run` wants it."""
     from hf_gr.serving import logs
     from hf_gr.serving.app import make_app
     from hf_gr.serving.middleware import Limits
 
     logs.configure(level=log_level)
-    return lambda on_failure: make_app(engine, limits=Limits(max_body=max_body), on_failure=on_failure, **options)
+    return make_app(engine, limits=Limits(max_body=max_body), **options)
 
 
 def _demo_model() -> str:

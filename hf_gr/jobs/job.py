@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr import __version__
-from hf_gr.answering.backends import backend_for, backend_of
+from hf_gr.answering.backends import backend_for, backend_of, refuse
 from hf_gr.answering.fallback import living_fallback, missing_from, remove_listed
 from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer, prompt_room
 from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
@@ -132,7 +132,7 @@ class Job:
 def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tuple[Job, Users]:
     """Load what a run needs, and check everything before the first row."""
     backend = backend_for(model, settings.backend, settings.of_loading)
-    backend.refuse_foreign(settings.of_loading)
+    refuse(backend.name, backend.foreign, settings.of_loading)
     mesh = backend.to_mesh(settings.mesh)
     index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":

@@ -45,10 +45,9 @@ except ImportError as missing:
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
 
-from .answers import Classification, Closed, Recommendation
+from .answers import Classification, Closed, Observers, Recommendation
 from .catalogues import Update
 from .logs import log
-from .observer import Observers
 
 MOST_AT_ONCE = 256  # requests in one call
 
@@ -80,7 +79,6 @@ def make_app(
     titles: Mapping[str, str] | None = None,
     limits: Limits | None = None,
     drain_timeout: float | None = None,
-    on_failure: Callable[[BaseException], None] | None = None,
 ) -> FastAPI:
     """The application: recommendations, labels, the catalogue, health, metrics.
 
@@ -99,13 +97,12 @@ def make_app(
         titles: of items by id, as strings, for the page at `/page/`; `{}` for a page with ids, None for no page.
         limits: of what one client may take.
         drain_timeout: seconds for what is in flight at the end.
-        on_failure: hears of an error that keeps the engine from starting.
 
     Raises:
         ValueError: a key is empty, or not ASCII.
     """
     check_keys(api_key=api_key, admin_key=admin_key)
-    server = Server(engine, drain_timeout, on_failure)
+    server = Server(engine, drain_timeout)
     app = FastAPI(
         title="hf_gr",
         version=__version__,
@@ -136,21 +133,14 @@ def make_app(
 
 
 class Server:
-    """An engine and its state between start and end.
+    """An engine and its state between start and end."""
 
-    Attributes:
-        is_draining: it is about to end, and says so; what is asked nevertheless is answered.
-    """
-
-    def __init__(
-        self, engine: Any, drain_timeout: float | None, on_failure: Callable[[BaseException], None] | None
-    ) -> None:
+    def __init__(self, engine: Any, drain_timeout: float | None) -> None:
         self.engine = engine
         self.metrics = Metrics()
-        self.failure: BaseException | None = None
-        self.is_draining = False
+        self.failure: BaseException | None = None  # which kept the engine from starting
+        self.is_draining = False  # it is about to end, and says so; what is asked nevertheless is answered
         self._drain_timeout = drain_timeout
-        self._on_failure = on_failure
         known = getattr(engine, "observer", None)
         engine.observer = self.metrics if known is None else Observers(known, self.metrics)
 
@@ -184,8 +174,6 @@ class Server:
         except Exception as failure:
             self.failure = failure
             log("not started", level=logging.ERROR, error=failure)
-            if self._on_failure is not None:
-                self._on_failure(failure)
         else:
             state = self.catalogue()
             log("ready", seconds=round(clock() - start, 3), catalogue_version=state.version, items=state.num_items)

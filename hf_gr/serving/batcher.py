@@ -15,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import insort
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from hf_gr.answering.batching import num_batch_tokens
 
-from .answers import Closed, Overloaded, TooLate
+from .answers import Batch, Closed, Observer, Overloaded, TooLate
 from .costs import Costs
-from .observer import Batch, Observer
 
 PACE = 0.2  # weight of the last batch in what is known of the machine's pace
 SLOWEST_PACE, FASTEST_PACE = 100.0, 0.05
@@ -46,12 +46,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Computed:
-    """What `run` gives back: a value or an error for every job, and what the observer is told."""
+    """What `run` gives back: a value or an error for every job, and fields of `Batch` for the observer."""
 
     values: Sequence[Any]
-    num_cached_tokens: int = 0
-    target_forwards: int | None = None
-    accepted: int | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,10 +112,11 @@ class Batcher:
         loop = asyncio.get_running_loop()
         self._admit(job, loop.time())
         job.future = loop.create_future()
-        insort(self._waiting, job, key=_deadline)
-        self._tell_queue()
+        insort(self._waiting, job, key=attrgetter("deadline"))
+        self.observer.queued(len(self._waiting))
         self._wake()
-        timer = loop.call_at(job.deadline, self._expire, job)
+        late = TooLate("the deadline passed before the answer was there: raise the timeout or use fewer beams")
+        timer = loop.call_at(job.deadline, self._end, job, late)
         try:
             return await job.future
         finally:
@@ -130,11 +129,10 @@ class Batcher:
         loop = asyncio.get_running_loop()
         end = math.inf if timeout is None else loop.time() + timeout
         while (self._waiting or self._in_flight) and (left := end - loop.time()) > 0.0:
-            # Batches are formed by a callback that is still to come if nothing is in flight.
-            patience = None if left == math.inf else left
             if self._in_flight:
+                patience = None if left == math.inf else left
                 await asyncio.wait(self._in_flight, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            else:
+            else:  # the callback that forms batches is still to come
                 await asyncio.sleep(0)
         for job in list(self._waiting):
             self._end(job, Closed("the server is closing: ask another one"))
@@ -153,8 +151,7 @@ class Batcher:
             after = self._seconds_before(math.inf, now)
             raise Overloaded(f"{self.max_queue} requests wait already: retry later", retry_after=after)
         before = self._seconds_before(job.deadline, now)
-        # What waits already may join its batch.
-        tokens = _tokens(job)
+        tokens = _tokens(job)  # what waits already may join its batch
         tokens = max(tokens, min(self.token_budget, tokens + sum(map(_tokens, self._waiting))))
         late = now + before + self.predicted(tokens) - job.deadline
         if late > 0.0:
@@ -196,9 +193,8 @@ class Batcher:
         lead = self._waiting[0]
         seconds = self.predicted(_tokens(lead))
         while now + seconds > lead.deadline and len(self._waiting) > num_free:  # a worker for each: all have a chance
-            self._end(
-                lead, TooLate("the deadline came before the request's turn: raise the timeout or use fewer beams")
-            )
+            late = TooLate("the deadline came before the request's turn: raise the timeout or use fewer beams")
+            self._end(lead, late)
             lead = self._waiting[0]
             seconds = self.predicted(_tokens(lead))
         left = CHOICE * self.token_budget
@@ -223,8 +219,7 @@ class Batcher:
         try:
             computed = await loop.run_in_executor(self._pool, self._run, batch)
         except Exception as error:  # of one of them, perhaps: it must not fail the others
-            values = [error] if len(batch) == 1 else [await self._alone(job) for job in batch]
-            computed = Computed(values)
+            computed = Computed([error] if len(batch) == 1 else [await self._alone(job) for job in batch])
         took = loop.time() - began
         pace = took / max(self.costs.seconds(tokens), 1e-9)
         self._num_batches += 1
@@ -240,8 +235,7 @@ class Batcher:
                 self._end(job, value)
             elif not job.future.done():
                 job.future.set_result(Done(value, began - job.arrived, took, len(batch)))
-        told = computed.num_cached_tokens, took, predicted, computed.target_forwards, computed.accepted
-        self.observer.computed(Batch(len(batch), tokens, *told))
+        self.observer.computed(Batch(len(batch), tokens, took, predicted, **computed.told))
 
     async def _alone(self, job: Job) -> Any:
         """The value or the error of one job of a batch that failed."""
@@ -258,11 +252,6 @@ class Batcher:
         if self._waiting:
             self._wake()
 
-    def _expire(self, job: Job) -> None:
-        self._end(
-            job, TooLate("the deadline passed before the answer was there: raise the timeout or use fewer beams")
-        )
-
     def _end(self, job: Job, error: Exception) -> None:
         """End a job with an error; one that is being computed is not waited for."""
         self._remove(job)
@@ -272,14 +261,7 @@ class Batcher:
     def _remove(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-            self._tell_queue()
-
-    def _tell_queue(self) -> None:
-        self.observer.queued(len(self._waiting))
-
-
-def _deadline(job: Job) -> float:
-    return job.deadline
+            self.observer.queued(len(self._waiting))
 
 
 def _tokens(job: Job) -> int:

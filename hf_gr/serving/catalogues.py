@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.sequences import ERRORS_SHOWN, is_integer
+from hf_gr.catalogue.item_ids import ItemId, check_item_ids
+from hf_gr.catalogue.sequences import is_integer, to_host
+from hf_gr.catalogue.snapshot import refuse_unknown
 from hf_gr.files.text import counted
 
 from .update_log import Base, UpdateLog
@@ -66,10 +67,10 @@ class Update:
         object.__setattr__(self, "remove", _read_ids(self.remove, "remove"))
         if not isinstance(self.rules, Mapping):
             raise ValueError(f"rules={self.rules!r}, expected item ids by name: rules={{'europe': ['B01', 'B02']}}")
-        rules = {
-            _read_name(name): None if ids is None else _read_ids(ids, f"rules[{name!r}]")
-            for name, ids in self.rules.items()
-        }
+        for name in self.rules:
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"rules has the name {name!r}, expected a text: rules={{'europe': ['B01', 'B02']}}")
+        rules = {name: None if ids is None else _read_ids(ids, f"rules[{name!r}]") for name, ids in self.rules.items()}
         object.__setattr__(self, "rules", rules)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class LiveCatalogue:
         self._log = log
         self._writing = Lock()  # held by one update at a time; readers take `edition` once and need none
         self._following: tuple[Thread, Event] | None = None
-        self._unread: list[Base | Update] = []  # of the log
+        self._edition: Edition = Edition(-1, None)  # pyright: ignore[reportArgumentType]  # until the log is read
         with nullcontext() if log is None or not log.is_empty else log.writing():
             if log is None or log.is_empty:
                 if index is None:
@@ -143,8 +144,7 @@ class LiveCatalogue:
                 self._edition = self._updated(Edition(version - 1, copy.copy(index)), Update(rules=rules or {}))
                 if log is not None:
                     log.begin(_base(self._edition))
-        with self._writing:
-            self._catch_up()
+        self.refresh()
 
     @property
     def edition(self) -> Edition:
@@ -269,21 +269,17 @@ class LiveCatalogue:
         """Make what others have written; what fails is tried again the next time."""
         if self._log is None:
             return
-        base, updates = self._log.read()
-        if base is not None:
-            self._unread = [base]
-        self._unread += [Update.from_dict(fields) for fields in updates]
-        while self._unread:
-            new = self._unread[0]
-            try:
-                if isinstance(new, Base):
-                    self._edition = self._updated(Edition(new.version - 1, new.index), Update(rules=new.rules))
-                else:
-                    self._edition = self._updated(self._edition, new)
-            except ValueError as error:
-                version = new.version if isinstance(new, Base) else self._edition.version + 1
-                raise ValueError(f"{self._log.folder}, version {version}: {error}") from error
-            del self._unread[0]
+        base, updates = self._log.read(self._edition.version)
+        version = self._edition.version + 1 if base is None else base.version
+        try:
+            if base is not None:
+                self._edition = self._updated(Edition(version - 1, base.index), Update(rules=base.rules))
+                version += 1
+            for fields in updates:
+                self._edition = self._updated(self._edition, Update.from_dict(fields))
+                version += 1
+        except ValueError as error:
+            raise ValueError(f"{self._log.folder}, version {version}: {error}") from error
 
     def _renew_base(self) -> None:
         """Begin the log anew, in this turn, if a replica that starts would have much to repeat."""
@@ -312,61 +308,36 @@ class LiveCatalogue:
 
 def _base(edition: Edition) -> Base:
     """An edition as a log keeps it."""
-    rules = {name: _select(view.item_ids, np.ones(view.num_items, dtype=bool)) for name, view in edition.rules.items()}
+    rules = {name: _select(view.item_ids, ...) for name, view in edition.rules.items()}
     return Base(edition.version, edition.index, rules)
 
 
 def _living(index: ConstraintIndex, view: ConstraintIndex) -> ConstraintIndex:
     """The items of another index's view that an index has."""
-    ids = view.item_ids
-    return index.where(_select(ids, index.has_items(ids)))
+    return index.where(_select(view.item_ids, index.has_items(view.item_ids)))
 
 
-def _refuse_unknown(index: ConstraintIndex, ids: Sequence[ItemId], argument: str) -> None:
-    try:
-        known = index.has_items(list(ids))
-    except ValueError as error:  # of another type than the catalogue's
-        raise ValueError(str(error).replace("item_ids", argument, 1)) from error
-    if not known.all():
-        unknown = _select(ids, ~known)
-        shown = ", ".join(map(repr, unknown[:ERRORS_SHOWN])) + (", ..." if len(unknown) > ERRORS_SHOWN else "")
-        raise ValueError(
-            f"{argument} has {counted(len(unknown), 'id')} that the catalogue does not have ({shown}), expected its "
-            "items: omit them, or add them in the same update"
-        )
+def _refuse_unknown(index: ConstraintIndex, item_ids: Sequence[ItemId], argument: str) -> None:
+    ids = index.snapshot.check_ids(item_ids, argument)
+    refuse_unknown(ids, index.has_items(ids), argument, fix="omit them, or add them in the same update")
 
 
 def _select(ids: Any, flags: Any) -> list[Any]:
     """The flagged ids, as Python's integers or strings."""
-    if isinstance(ids, np.ndarray):
-        return ids[flags].tolist()
-    return [ids[int(place)] for place in np.flatnonzero(flags)]
+    return np.asarray(ids, dtype=None if isinstance(ids, np.ndarray) else object)[flags].tolist()
 
 
 def _read_item(item: Any, number: int) -> dict[str, Any]:
     if not isinstance(item, Mapping) or set(item) != {"item_id", "sequence"}:
         raise ValueError(f'add[{number}]={item!r}, expected {{"item_id": "B99", "sequence": [5, 7]}}: name both')
-    (item_id,) = _read_ids([item["item_id"]], f"add[{number}]")
-    sequence = item["sequence"]
-    sequence = sequence.tolist() if hasattr(sequence, "tolist") else sequence
+    (item_id,), sequence = _read_ids([item["item_id"]], f"add[{number}].item_id"), to_host(item["sequence"])
+    sequence = sequence.tolist() if isinstance(sequence, np.ndarray) else sequence
     if not isinstance(sequence, (list, tuple)):
         raise ValueError(f"add[{number}]['sequence']={sequence!r}, expected a list of tokens, such as [5, 7]")
     return {"item_id": item_id, "sequence": [int(token) if is_integer(token) else token for token in sequence]}
 
 
-def _read_ids(ids: Any, argument: str) -> tuple[ItemId, ...]:
+def _read_ids(item_ids: Any, argument: str) -> tuple[ItemId, ...]:
     """Ids as Python's integers or strings."""
-    ids = ids.tolist() if hasattr(ids, "tolist") else ids
-    if not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, Mapping)):
-        raise ValueError(f"{argument}={ids!r}, expected a list of item ids")
-    ids = tuple(int(item) if isinstance(item, np.integer) else item for item in ids)
-    for number, item in enumerate(ids):
-        if isinstance(item, bool) or not isinstance(item, (int, str)):
-            raise ValueError(f"{argument}[{number}]={item!r}, expected an item id: an integer or a string")
-    return ids
-
-
-def _read_name(name: Any) -> str:
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"rules has the name {name!r}, expected a text: rules={{'europe': ['B01', 'B02']}}")
-    return name
+    ids = check_item_ids(item_ids, argument=argument)
+    return tuple(ids if isinstance(ids, list) else ids.tolist())

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hf_gr.answering.batching import num_batch_tokens
-from hf_gr.answering.recommender import Recommender
-from hf_gr.answering.requests import Request, join_tokens, tokens_of_items
+from hf_gr.answering.recommender import OUTPUTS, Recommender
+from hf_gr.answering.requests import Request
 from hf_gr.catalogue import ConstraintIndex
 
 from .workers import Workers
@@ -70,13 +69,12 @@ class Costs:
 
 def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
     """What batches cost while all workers compute, with the recommender's usual number of beams."""
-    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
+    began, ahead = time.perf_counter(), recommender.tokens_ahead(recommender.num_beams)
     shapes = list(dict.fromkeys((rows, min(length, recommender.room or length)) for rows, length in SHAPES))
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
-    tokens = _tokens(recommender.index, max(length for _, length in shapes))
     for number in range(ROUNDS):
         for rows, length in shapes:
-            batch = [Request(row, np.roll(tokens, row)[:length].tolist()) for row in range(rows)]
+            batch = _requests(recommender, rows, length)
 
             def compute(batch: Sequence[Request] = batch) -> float:
                 start = time.perf_counter()
@@ -92,60 +90,43 @@ def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
     return Costs.fit([num_batch_tokens(*shape, ahead) for shape in known], list(known.values()))
 
 
-def settle(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:
-    """For `drafting="auto"`: answer batches of every size, so that its forwards are timed before the first request."""
-    length = min(SHAPES[0][1], recommender.room or SHAPES[0][1])
-    tokens = _tokens(recommender.index, length)
+def prepare(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:
+    """Do for batches of 1, 2, 4, ... requests what their first one would wait for, while there is patience.
 
-    def answer(size: int) -> None:
-        recommender.answer([Request(row, np.roll(tokens, row).tolist()) for row in range(size)])
-
-    _with_every_size(answer, recommender, workers, costs, length=length, max_batch=max_batch)
-
-
-def capture(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:
-    """For `cache_implementation="static"`: capture batches of 1, 2, 4, ... requests that exclude their histories.
-
-    The arguments are those of `settle`. Other batches, and longer prompts, are decoded without a graph.
+    With `drafting="auto"` answers time the forwards. With `cache_implementation="static"` decodes are captured, of
+    requests that exclude their histories; other batches and longer prompts are decoded without a graph.
     """
-    room = recommender.room or CAPTURED[-1]
-    lengths = [length for length in CAPTURED if length <= room] or [room]
-    exclude = _items(recommender.index, lengths[-1] // recommender.index.max_length)
-    options: dict[str, Any] = {**recommender.options, "num_return_sequences": recommender.num_results}
-    options.pop("cache_implementation", None)
 
-    def warm_up(size: int) -> None:
-        recommender.model.warm_up(
-            recommender.index,
-            batch_sizes=size,
-            prompt_lengths=lengths,
-            num_beams=recommender.num_beams,
-            exclude_items=[exclude] * size,
-            return_dict_in_generate=True,
-            output_scores=True,
-            _step_scores=False,
-            **options,
+    def run(act: Callable[[int], object], length: int) -> None:
+        began = time.perf_counter()
+        cost = num_batch_tokens(1, length, recommender.tokens_ahead(recommender.num_beams))
+        most = min(max_batch, max(costs.token_budget // cost, 1))
+        for size in (1 << power for power in range(most.bit_length())):  # sizes within a factor of two are one kind
+            if time.perf_counter() - began <= PATIENCE:
+                workers.submit(workers.on_stream(act), size).result()
+
+    room, model = recommender.room or CAPTURED[-1], recommender.model
+    if recommender.option("drafting") == "auto":
+        length = min(SHAPES[0][1], room)
+        run(lambda size: recommender.answer(_requests(recommender, size, length)), length)
+    if recommender.option("cache_implementation") == "static" and not model.config.is_encoder_decoder:
+        lengths = [length for length in CAPTURED if length <= room] or [room]
+        exclude = _items(recommender.index, lengths[-1] // recommender.index.max_length)
+        how: dict[str, Any] = {**recommender.options, "num_beams": recommender.num_beams}
+        how |= {"num_return_sequences": recommender.num_results, "prompt_lengths": lengths, **OUTPUTS}
+        how.pop("cache_implementation", None)
+        run(
+            lambda size: model.warm_up(recommender.index, batch_sizes=size, exclude_items=[exclude] * size, **how),
+            lengths[-1],
         )
 
-    _with_every_size(warm_up, recommender, workers, costs, length=lengths[-1], max_batch=max_batch)
 
-
-def _with_every_size(
-    run: Callable[[int], None],
-    recommender: Recommender,
-    workers: Workers,
-    costs: Costs,
-    *,
-    length: int,
-    max_batch: int,
-) -> None:
-    """Run by a worker with batch sizes of 1, 2, 4, ... that fit the budget, for as long as there is patience."""
-    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
-    most = min(max_batch, max(costs.token_budget // num_batch_tokens(1, length, ahead), 1))
-    for size in (1 << power for power in range(most.bit_length())):  # sizes within a factor of two are one kind
-        if time.perf_counter() - began > PATIENCE:
-            break
-        workers.submit(workers.on_stream(run), size).result()
+def _requests(recommender: Recommender, number: int, length: int) -> list[Request]:
+    """Requests of so many tokens, each of its own: items of the catalogue, or any token if it is empty."""
+    tokens = np.zeros(length, dtype=np.int64)
+    if items := _items(recommender.index, length):
+        tokens = np.array(recommender.index.encode(items))[:length]
+    return [Request(row, np.roll(tokens, row).tolist()) for row in range(number)]
 
 
 def _items(index: ConstraintIndex, count: int) -> list[Any]:
@@ -154,11 +135,3 @@ def _items(index: ConstraintIndex, count: int) -> list[Any]:
         return []
     every, places = index.item_ids, np.random.default_rng(0).integers(0, index.num_items, size=count)
     return [every[int(place)] for place in places]
-
-
-def _tokens(index: ConstraintIndex, count: int) -> npt.NDArray[np.int64]:
-    """A history of items of the catalogue, cut to so many tokens; of any token if it is empty."""
-    items = _items(index, count)
-    if not items:
-        return np.zeros(count, dtype=np.int64)
-    return np.array(join_tokens(items, tokens_of_items(index.snapshot, items)))[:count]

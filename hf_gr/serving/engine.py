@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,17 +32,35 @@ from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
-from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
-from .batcher import Batcher, Computed, Done, Job
-from .catalogues import Edition, LiveCatalogue
-from .costs import Costs, capture, fit_costs, settle
-from .observer import Observer, Observers, Outcome
+from .answers import (
+    TIMEOUT,
+    BrokenAnswer,
+    Classification,
+    Closed,
+    Observer,
+    Observers,
+    Outcome,
+    Overloaded,
+    Recommendation,
+    TooLate,
+)
+from .batcher import Batcher, Computed, Job
+from .catalogues import LiveCatalogue
+from .costs import Costs, fit_costs, prepare
 from .workers import Workers
 
 CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
-ANSWERED: Outcome = "answered"
+COUNTS = "num_beams num_results max_beams workers cores token_budget max_batch max_queue max_prompt_tokens".split()
 LARGE = 4096  # ids and characters of a request that is read in a thread: it might take milliseconds
 CHARACTERS = 4  # of a token, about
+OUTCOMES: tuple[tuple[type[BaseException], Outcome], ...] = (
+    (asyncio.CancelledError, "cancelled"),
+    (Overloaded, "refused"),
+    (Closed, "refused"),
+    (TooLate, "late"),
+    (ValueError, "invalid"),
+    (BaseException, "failed"),
+)
 
 
 class Engine:
@@ -121,11 +139,9 @@ class Engine:
         observer: Observer | None = None,
         **options: Any,
     ) -> None:
-        counts = {"num_beams": num_beams, "num_results": num_results, "max_beams": max_beams, "workers": workers}
-        counts |= {"cores": cores, "token_budget": token_budget, "max_batch": max_batch, "max_queue": max_queue}
-        counts |= {"max_prompt_tokens": max_prompt_tokens}
-        for name, value in counts.items():
-            if value is not None and (not is_integer(value) or value < 1):
+        given = locals()
+        for name in COUNTS:
+            if (value := given[name]) is not None and (not is_integer(value) or value < 1):
                 raise ValueError(f"{name}={value!r}, expected an integer, 1 or more")
         if not 2 <= max(num_beams or 0, num_results) <= max_beams:
             raise ValueError(f"num_beams={num_beams}, num_results={num_results}, expected 2 to max_beams={max_beams}")
@@ -139,10 +155,8 @@ class Engine:
         if tokenizer is not None:
             tokenizer = load_tokenizer(tokenizer, model, revision=revision)
         elif isinstance(model, (str, Path)):
-            try:
+            with suppress(ValueError):  # texts are refused
                 tokenizer = load_tokenizer(None, model, revision=revision)
-            except ValueError:
-                pass  # texts are refused
         model = load_model(model, device=device, revision=revision)
         if options.get("assistant_model") is not None:
             options["assistant_model"] = load_draft_model(options["assistant_model"], model)
@@ -155,6 +169,7 @@ class Engine:
         self._recommender = Recommender(
             model,
             edition.index,
+            version=edition.version,
             num_results=num_results,
             num_beams=num_beams or min(default_beams(model, options, num_results), max_beams),
             options=options,
@@ -168,7 +183,6 @@ class Engine:
             prefix_tokens=tuple(prefix_tokens),
             suffix_tokens=tuple(suffix_tokens),
         )
-        self._served = edition, self._recommender
         self.catalogue.check = self._check_index
         self._check_index(edition.index)
         self._observer = Observers(observer or Observer())
@@ -275,10 +289,9 @@ class Engine:
             Closed: the engine is not ready.
             BrokenAnswer: the model's scores are not numbers.
         """
-        loop = asyncio.get_running_loop()
-        with self._observed(loop) as arrived:
-            limit = self._timeout if timeout is None else _seconds_of(timeout)
-            edition, recommender = self._current()
+        with self._observed() as arrived:
+            deadline = arrived + (self._timeout if timeout is None else _seconds_of(timeout))
+            recommender = self._current()
             request = await self._read(
                 recommender,
                 history=history,
@@ -293,25 +306,14 @@ class Engine:
             )
             if not request.tokens:
                 items = recommender.fallback_items(request)
-                return Recommendation(items, None, edition.version, dropped=request.dropped, is_fallback=True)
+                return Recommendation(items, None, recommender.version, dropped=request.dropped, is_fallback=True)
             assert request.num_beams is not None
             assert request.num_results is not None
-            beams = useful_beams(request.num_beams, edition.index, request.num_results)
-            cache, length = self._recommender.prefix_cache, len(request.tokens)
+            beams = useful_beams(request.num_beams, recommender.index, request.num_results)
+            cache, length = recommender.prefix_cache, len(request.tokens)
             if cache is not None:
                 length = cache.num_missing(request.tokens)
-            job = Job(request, beams, length, _ahead(beams, edition.index), arrived + limit, arrived)
-            done = await self._submit(job)
-            answer, version = done.value
-            return Recommendation(
-                answer.items[: request.num_results],
-                answer.scores[: request.num_results],
-                version,
-                dropped=request.dropped,
-                num_cut=request.num_cut,
-                seconds=_seconds(done, loop.time() - arrived),
-                batch_size=done.batch_size,
-            )
+            return await self._answer(Job(request, beams, length, recommender.tokens_ahead(beams), deadline, arrived))
 
     async def classify(self, *, text: str, num_labels: int = 5, timeout: float | None = None) -> Classification:
         """Rank the labels of the catalogue, made by `ConstraintIndex.from_labels`, for one text: see `hf_gr.classify`.
@@ -319,88 +321,80 @@ class Engine:
         Raises:
             ValueError: an invalid argument, or a catalogue that has no labels; the rest is as in `recommend`.
         """
-        loop = asyncio.get_running_loop()
-        with self._observed(loop) as arrived:
-            edition = self.catalogue.edition
-            if edition.index.snapshot.tokenizer is None:
+        with self._observed() as arrived:
+            deadline = arrived + (self._timeout if timeout is None else _seconds_of(timeout))
+            recommender = self._current()
+            if recommender.index.snapshot.tokenizer is None:
                 raise ValueError("the catalogue has items and no labels, expected one of ConstraintIndex.from_labels")
-            most = self._recommender.max_beams  # large label sets are searched with a beam a label
+            most = recommender.max_beams  # large label sets are searched with a beam a label
             if not is_integer(num_labels) or not 1 <= num_labels <= most:
                 raise ValueError(f"num_labels={num_labels!r}, expected an integer from 1 to {most}")
-            if self._recommender.tokenizer is None:
+            if recommender.tokenizer is None:
                 raise ValueError("text is given and there is no tokenizer, expected one: pass tokenizer=")
             if not isinstance(text, str) or not text:
                 raise ValueError(f"text={shown(text)}, expected a text that is not empty")
-            limit = self._timeout if timeout is None else _seconds_of(timeout)
-            length = min(len(self.prompt) + len(text), self._current()[1].room or 2**31) // CHARACTERS
-            ahead = min(len(edition.index), 8192)  # about a node a label
-            job = Job((text, num_labels), CLASSIFY, length, ahead, arrived + limit, arrived)
-            done = await self._submit(job)
-            ranked, version = done.value
-            labels, probabilities = [label for label, _ in ranked], [probability for _, probability in ranked]
-            seconds = _seconds(done, loop.time() - arrived)
-            return Classification(labels, probabilities, version, seconds, done.batch_size)
+            length = min(len(self.prompt) + len(text), recommender.room or 2**31) // CHARACTERS
+            ahead = min(len(recommender.index), 8192)  # about a node a label
+            return await self._answer(Job((text, num_labels), CLASSIFY, length, ahead, deadline, arrived))
 
     @contextmanager
-    def _observed(self, loop: asyncio.AbstractEventLoop) -> Iterator[float]:
+    def _observed(self) -> Iterator[float]:
         """The time when a request arrived; the observer hears how it ends."""
-        arrived, outcome = loop.time(), ANSWERED
+        clock = asyncio.get_running_loop().time
+        arrived = clock()
+        outcome: Outcome = "answered"
         try:
             yield arrived
         except BaseException as error:
-            outcome = _outcome(error)
+            outcome = next(name for kind, name in OUTCOMES if isinstance(error, kind))
             raise
         finally:
-            self._observer.ended(outcome, loop.time() - arrived)
+            self._observer.ended(outcome, clock() - arrived)
 
     def _check_index(self, index: ConstraintIndex) -> None:
         """Refuse a catalogue with tokens that the model lacks, or with sequences that leave no room for a prompt."""
         if (size := self._recommender.vocab_size) is not None:
             check_tokens_of_catalogue(index.snapshot, size, name="the catalogue")
-        if (room := self._recommender.with_catalogue(index, {}).room) is not None and room < 1:
+        if (room := self._recommender.with_catalogue(index).room) is not None and room < 1:
             raise ValueError(
                 f"the catalogue has sequences of {index.max_length} tokens, expected fewer: "
                 "the model has no positions left for a prompt"
             )
 
-    def _current(self) -> tuple[Edition, Recommender]:
-        """The catalogue of this moment, and the recommender over it, which threads share."""
-        edition, recommender = self._served
-        if edition is not self.catalogue.edition:
-            edition = self.catalogue.edition
-            recommender = self._recommender.with_catalogue(edition.index, edition.rules)
-            self._served = edition, recommender
-        return edition, recommender
+    def _current(self) -> Recommender:
+        """The recommender over the catalogue of this moment, which threads share."""
+        recommender, edition = self._recommender, self.catalogue.edition
+        if recommender.version != edition.version:
+            recommender = recommender.with_catalogue(edition.index, edition.rules, edition.version)
+            self._recommender = recommender
+        return recommender
 
     def _warm_up(self) -> Costs:
         """Measure in all workers; settle the drafts."""
-        edition, whole = self._current()
-        beams = useful_beams(whole.num_beams, edition.index, 2)
-        recommender = replace(whole, num_beams=beams, num_results=beams)  # measured without a prefix cache
-        costs = fit_costs(recommender, self._workers)
-        if whole.option("drafting") == "auto":
-            settle(recommender, self._workers, costs, max_batch=self._limits["max_batch"])
-        if whole.option("cache_implementation") == "static" and not whole.model.config.is_encoder_decoder:
-            default = replace(whole, num_beams=useful_beams(whole.num_beams, edition.index, whole.num_results))
-            capture(default, self._workers, costs, max_batch=self._limits["max_batch"])
-        cache = prefix_cache(whole.model, num_bytes=self._key_cache_bytes)
-        self._recommender = replace(self._recommender, prefix_cache=cache)
-        self._served = edition, self._recommender.with_catalogue(edition.index, edition.rules)
+        whole = self._current()
+        usual = replace(whole, num_beams=useful_beams(whole.num_beams, whole.index, whole.num_results))
+        costs = fit_costs(usual, self._workers)
+        prepare(usual, self._workers, costs, max_batch=self._limits["max_batch"])
+        cache = prefix_cache(whole.model, num_bytes=self._key_cache_bytes)  # nothing above was measured with it
+        self._recommender = replace(whole, prefix_cache=cache)
         return costs
 
-    async def _submit(self, job: Job) -> Done:
+    async def _answer(self, job: Job) -> Any:
+        """The value of a job, with its times."""
         if self._batcher is None:
             raise Closed("the engine is not started, or is warming up: await start(), or ask again in some seconds")
-        return await self._batcher.submit(job)
+        done = await self._batcher.submit(job)
+        total = asyncio.get_running_loop().time() - job.arrived
+        seconds = {"total": total, "queued": done.queued, "computed": done.computed}
+        return replace(done.value, seconds=seconds, batch_size=done.batch_size)
 
     def _compute(self, batch: Sequence[Job]) -> Computed:
         """The answers to a batch, in a worker; all of one edition of the catalogue."""
-        edition, recommender = self._current()
+        recommender = self._current()
         if batch[0].kind == CLASSIFY:
-            return Computed([(ranked, edition.version) for ranked in self._ranked(batch, edition)])
-        requests = [replace(job.request, row=row) for row, job in enumerate(batch)]
-        most = max(request.num_results for request in requests)
-        recommender = replace(recommender, num_beams=batch[0].kind, num_results=most)
+            return Computed(self._ranked(batch, recommender))
+        requests: list[Request] = [job.request for job in batch]
+        most = max(request.num_results or 0 for request in requests)
         told: dict[str, Any] = {}
 
         def on_output(out: Any, num_cached_tokens: int) -> None:
@@ -409,29 +403,38 @@ class Engine:
                 told["target_forwards"] = speculation.target_forwards
                 told["accepted"] = int(speculation.accepted_steps.sum())
 
-        answers = recommender.answer(requests, on_output)
+        answers = replace(recommender, num_beams=batch[0].kind, num_results=most).answer(requests, on_output)
         values = [
             BrokenAnswer("the model's scores are not numbers, or options of generate leave nothing")
             if answer.is_broken
-            else (answer, edition.version)
-            for answer in answers
+            else Recommendation(
+                answer.items[: request.num_results],
+                answer.scores[: request.num_results],
+                recommender.version,
+                dropped=request.dropped,
+                num_cut=request.num_cut,
+            )
+            for request, answer in zip(requests, answers, strict=True)
         ]
-        return Computed(values, **told)
+        return Computed(values, told)
 
-    def _ranked(self, batch: Sequence[Job], edition: Edition) -> list[Any]:
-        texts = [text for text, _ in (job.request for job in batch)]
-        top_k = max(num_labels for _, num_labels in (job.request for job in batch))
+    def _ranked(self, batch: Sequence[Job], recommender: Recommender) -> list[Classification]:
+        texts, numbers = zip(*(job.request for job in batch), strict=True)
         ranked = classify(
             self.model,
-            self._recommender.tokenizer,
-            texts,
-            edition.index,
-            top_k=top_k,
+            recommender.tokenizer,
+            list(texts),
+            recommender.index,
+            top_k=max(numbers),
             prompt=self.prompt,
             batch_size=len(texts),
             progress=False,
         )
-        return [labels[: job.request[1]] for labels, job in zip(ranked, batch, strict=True)]
+        best = [labels[:number] for labels, number in zip(ranked, numbers, strict=True)]
+        return [
+            Classification([label for label, _ in labels], [share for _, share in labels], recommender.version)
+            for labels in best
+        ]
 
     async def _read(self, recommender: Recommender, **arguments: Any) -> Request:
         """See `Recommender.read`; a large request does not keep the others waiting."""
@@ -446,22 +449,3 @@ def _seconds_of(timeout: Any) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0.0 < timeout < math.inf:
         raise ValueError(f"timeout={shown(timeout)}, expected a number of seconds above 0")
     return float(timeout)
-
-
-def _ahead(num_beams: int, index: ConstraintIndex) -> int:
-    """The tokens that are generated for a prompt."""
-    return num_beams * (index.max_length - 1)
-
-
-def _seconds(done: Done, total: float) -> dict[str, float]:
-    return {"total": total, "queued": done.queued, "computed": done.computed}
-
-
-def _outcome(error: BaseException) -> Outcome:
-    if isinstance(error, asyncio.CancelledError):
-        return "cancelled"
-    if isinstance(error, (Overloaded, Closed)):
-        return "refused"
-    if isinstance(error, TooLate):
-        return "late"
-    return "invalid" if isinstance(error, ValueError) else "failed"

@@ -4,19 +4,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
-from prometheus_client import (
-    GC_COLLECTOR,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-)
+from prometheus_client import GC_COLLECTOR, CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from .observer import Batch, Observer, Outcome
+from .answers import Batch, Observer, Outcome
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 30, 60)
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -33,41 +26,22 @@ class Metrics(Observer):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(GC_COLLECTOR)
-        registry = self.registry
-        self._waiting = Gauge("hf_gr_queue_requests", "Requests that wait for a batch.", registry=registry)
-        self._requests = Counter(
-            "hf_gr_requests", "Requests that the engine has ended, by outcome.", ["outcome"], registry=registry
-        )
-        self._latency = Histogram(
-            "hf_gr_request_seconds",
-            "From a request's arrival to its end, by outcome.",
-            ["outcome"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._sizes = Histogram(
-            "hf_gr_batch_requests", "Requests computed together.", buckets=BATCH_SIZES, registry=registry
-        )
-        self._batch_seconds = Histogram(
-            "hf_gr_batch_seconds", "Time to compute a batch.", buckets=SECONDS, registry=registry
-        )
-        self._predicted = Counter(
-            "hf_gr_batch_predicted_seconds", "Time that batches were expected to take.", registry=registry
-        )
-        self._tokens = Counter(
-            "hf_gr_tokens", "Tokens of batches, padding and beams counted, as the budget does.", registry=registry
-        )
-        self._cached = Counter(
-            "hf_gr_cached_tokens",
-            "Tokens of prompts whose keys were cached.",
-            registry=registry,
-        )
-        self._forwards = Counter("hf_gr_forwards", "Forwards of the model after the prefill.", registry=registry)
-        self._accepted = Counter("hf_gr_accepted_drafts", "Drafted steps that were accepted.", registry=registry)
-        self._version = Gauge("hf_gr_catalogue_version", "The catalogue's version.", registry=registry)
-        self._items = Gauge("hf_gr_catalogue_items", "Items in the catalogue.", registry=registry)
+        how: dict[str, Any] = {"namespace": "hf_gr", "registry": self.registry}
+        self._waiting = Gauge("queue_requests", "Requests that wait for a batch.", **how)
+        self._requests = Counter("requests", "Requests that the engine has ended, by outcome.", ["outcome"], **how)
+        about = "From a request's arrival to its end, by outcome."
+        self._latency = Histogram("request_seconds", about, ["outcome"], buckets=SECONDS, **how)
+        self._sizes = Histogram("batch_requests", "Requests computed together.", buckets=BATCH_SIZES, **how)
+        self._batch_seconds = Histogram("batch_seconds", "Time to compute a batch.", buckets=SECONDS, **how)
+        self._predicted = Counter("batch_predicted_seconds", "Time that batches were expected to take.", **how)
+        self._tokens = Counter("tokens", "Tokens of batches, padding and beams counted, as the budget does.", **how)
+        self._cached = Counter("cached_tokens", "Tokens of prompts whose keys were cached.", **how)
+        self._forwards = Counter("forwards", "Forwards of the model after the prefill.", **how)
+        self._accepted = Counter("accepted_drafts", "Drafted steps that were accepted.", **how)
+        self._version = Gauge("catalogue_version", "The catalogue's version.", **how)
+        self._items = Gauge("catalogue_items", "Items in the catalogue.", **how)
         self._responses = Counter(
-            "hf_gr_http_responses", "Answers over HTTP, by path and status.", ["path", "status"], registry=registry
+            "http_responses", "Answers over HTTP, by path and status.", ["path", "status"], **how
         )
         for outcome in get_args(Outcome):  # a series exists before its first event: rates are right from the start
             self._requests.labels(outcome)

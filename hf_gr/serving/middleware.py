@@ -12,10 +12,11 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from .answers import Overloaded
 from .errors import CLIENT_GONE, ClientGone, Error, Refused, describe
 from .logs import log, request_id
 
@@ -25,6 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _ID = re.compile(rb"[\w.:-]{1,64}")
+CLOSE = (b"connection", b"close")
 _QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
 
 
@@ -50,120 +52,101 @@ class Limits:
                 raise ValueError(f"{name}={value!r}, expected more than 0")
 
 
-@dataclass
 class Middleware:
     """The ASGI application around another one, which answers what that raises.
 
-    Attributes:
+    Args:
         app: the one inside.
         limits: of clients.
-        paths: those that are counted by name.
+        paths: those that are counted by name; anything else may name a user.
         on_response: hears path and status of every answer.
         is_draining: whether the server is about to end: then every answer asks its client to close the connection.
     """
 
-    app: App
-    limits: Limits = field(default_factory=Limits)
-    paths: Collection[str] = ()
-    on_response: Callable[[str, int], None] = lambda path, status: None
-    is_draining: Callable[[], bool] = lambda: False
-    num_open: int = 0
+    def __init__(
+        self,
+        app: App,
+        limits: Limits,
+        paths: Collection[str],
+        on_response: Callable[[str, int], None],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._app, self._limits, self._paths, self._num_open = app, limits, paths, 0
+        self._on_response, self._is_draining = on_response, is_draining
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
-        visit = Visit(scope, receive, send, self.limits, self.is_draining)
-        is_quiet = visit.path in _QUIET
-        path = visit.path if visit.path in self.paths else "other"  # anything else may name a user
-        known = request_id.set(visit.id)
-        self.num_open += 1
+        start, status, headers = time.perf_counter(), 0, dict(scope["headers"])
+        is_quiet, path = scope["path"] in _QUIET, scope["path"] if scope["path"] in self._paths else "other"
+        given = headers.get(b"x-request-id", b"")
+        number = given.decode("ascii") if _ID.fullmatch(given) else uuid4().hex
+        body = Body(receive, self._limits, scope["path"])
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status, own = message["status"], [*message.get("headers", ()), (b"x-request-id", number.encode())]
+                if self._is_draining() and CLOSE not in own:
+                    own.append(CLOSE)
+                message["headers"] = own
+            await send(message)
+
+        known = request_id.set(number)
+        self._num_open += 1
         try:
-            if self.num_open > self.limits.max_open and not is_quiet:
-                message = f"{self.limits.max_open} requests are in flight"
-                error = Error(message=message, fix="retry later", retry_after=1)
-                raise Refused(503, error, **{"retry-after": "1", "connection": "close"})
-            visit.check_length()
-            await self.app(scope, visit.receive, visit.send)
+            if self._num_open > self._limits.max_open and not is_quiet:
+                raise Overloaded(f"{self._limits.max_open} requests are in flight", retry_after=1.0)
+            body.check_length(headers.get(b"content-length", b"0"))
+            await self._app(scope, body.receive, answer)
         except Exception as failure:
             told = describe(failure)
             if told.status == 500:
                 log("failed", level=logging.ERROR, error=failure)
-            if not visit.status:
-                await refuse(visit.send, told)
+            if not status:
+                await refuse(answer, told)
         finally:
-            self.num_open -= 1
-            status = visit.status or CLIENT_GONE
-            self.on_response(path, status)
-            log(
-                "request",
-                level=logging.DEBUG if is_quiet else logging.INFO,
-                method=scope["method"],
-                path=path,
-                status=status,
-                ms=round(1000 * (time.perf_counter() - visit.start), 2),
-            )
+            self._num_open -= 1
+            status = status or CLIENT_GONE
+            self._on_response(path, status)
+            level, took = logging.DEBUG if is_quiet else logging.INFO, round(1000 * (time.perf_counter() - start), 2)
+            log("request", level=level, method=scope["method"], path=path, status=status, ms=took)
             request_id.reset(known)
 
 
-class Visit:
-    """One request on its way through the middleware."""
+class Body:
+    """What a client sends, within the limits of size and time."""
 
-    def __init__(
-        self,
-        scope: MutableMapping[str, Any],
-        receive: Receive,
-        send: Send,
-        limits: Limits,
-        is_draining: Callable[[], bool],
-    ) -> None:
-        self.start = time.perf_counter()
-        self.path: str = scope["path"]
-        self.status = 0
-        self._receive, self._send, self._limits = receive, send, limits
-        self._is_draining = is_draining
-        self._headers = dict(scope["headers"])
-        self._most = limits.max_update if self.path == "/v1/catalogue" else limits.max_body
-        self._read = 0
-        self._has_body = False
-        given = self._headers.get(b"x-request-id", b"")
-        self.id = given.decode("ascii") if _ID.fullmatch(given) else uuid4().hex
+    def __init__(self, receive: Receive, limits: Limits, path: str) -> None:
+        self._receive, self._seconds = receive, limits.body_timeout
+        self._end = time.perf_counter() + limits.body_timeout
+        self._most = limits.max_update if path == "/v1/catalogue" else limits.max_body
+        self._read, self._is_there = 0, False
 
-    def check_length(self) -> None:
+    def check_length(self, length: bytes) -> None:
         """Refuse a body that says itself that it is too large."""
-        length = self._headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > self._most:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """The next message of the client's; parts of a body within the limits."""
-        if self._has_body:  # what comes now is that the client has gone
+        """The client's next message."""
+        if self._is_there:  # what comes now is that the client has gone
             return await self._receive()
-        left = self.start + self._limits.body_timeout - time.perf_counter()
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(self._end - time.perf_counter()):
                 message = await self._receive()
         except TimeoutError:
-            message = f"the body was not there after {self._limits.body_timeout:g} seconds"
-            raise Refused(408, Error(message=message, fix="send it faster"), connection="close") from None
+            error = Error(message=f"the body was not there after {self._seconds:g} seconds", fix="send it faster")
+            raise Refused(408, error, connection="close") from None
         if message["type"] != "http.request":
             raise ClientGone
         self._read += len(message.get("body", b""))
         if self._read > self._most:
             raise self._too_large()
-        self._has_body = not message.get("more_body", False)
+        self._is_there = not message.get("more_body", False)
         return message
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer, with the request's id."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
-            if self._is_draining() and (b"connection", b"close") not in headers:
-                headers.append((b"connection", b"close"))
-            message["headers"] = headers
-        await self._send(message)
 
     def _too_large(self) -> Refused:
         expected, fix = f"at most {self._most:,} bytes", "divide it into several requests"

@@ -9,15 +9,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from .errors import Error, Refused
 
 KEEP_ALIVE = 65  # seconds; more than the 60 of common load balancers, which would otherwise meet a closing connection
 HEAD_TIMEOUT = 10.0  # seconds for a request's first lines
@@ -37,18 +34,18 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the port is in use, or the host is not one of this machine.
     """
-    made: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         made = socket.socket(family, kind, protocol)
-        # A server that has just ended leaves its port waiting.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except OSError as error:
-        if made is not None:
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended leaves its port
+            made.bind(address)
+        except OSError:
             made.close()
+            raise
+    except OSError as error:
         raise OSError(
             f"host={host!r} and port={port} cannot be used ({error.strerror or error}), expected a free port of this "
             "machine: choose another with --port, or end the program that has it"
@@ -62,17 +59,11 @@ def address_of(made: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(
-    app: Callable[[Callable[[BaseException], None]], Any],
-    made: socket.socket,
-    *,
-    drain_timeout: float,
-    drain_delay: float = 0.0,
-) -> BaseException | None:
+def run(app: Any, made: socket.socket, *, drain_timeout: float, drain_delay: float = 0.0) -> BaseException | None:
     """Serve until SIGTERM or Ctrl-C; then finish what is in flight.
 
     Args:
-        app: makes the application, of `make_app`, from what hears that its engine does not start.
+        app: from `make_app`.
         made: where to listen, from `bind`.
         drain_delay: seconds after SIGTERM in which new requests are answered still, while `/readyz` already says 503,
             and every answer asks its client to close the connection: load balancers have time to go elsewhere. Ctrl-C,
@@ -85,15 +76,8 @@ def run(
     Raises:
         OSError: another program listens there meanwhile.
     """
-    failures: list[BaseException] = []
-
-    def fail(failure: BaseException) -> None:
-        failures.append(failure)
-        server.should_exit = True
-
-    application = app(fail)
     config = uvicorn.Config(
-        application,
+        app,
         loop="asyncio",  # uvloop's clock counts whole milliseconds, and the engine's times are the loop's
         http=PatientProtocol,
         ws="none",
@@ -104,47 +88,40 @@ def run(
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(drain_timeout)),
     )
-    server = DrainingServer(config, application.state.server.drain, drain_delay)
     # uvicorn raises the signal again after it has drained: an end that was asked for is a success.
     switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     known = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        server.run(sockets=[made])
+        DrainingServer(config, app.state.server, drain_delay).run(sockets=[made])
     finally:
         for number, handler in known.items():
             signal.signal(number, handler)
         sys.setswitchinterval(switch_seconds)
-    return failures[0] if failures else None
+    return app.state.server.failure
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that says that it will end before it stops to listen."""
+    """A server that says that it will end before it stops to listen, and ends if its engine does not start."""
 
-    _loop: asyncio.AbstractEventLoop
     _end: float | None = None  # of the delay
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], None], delay: float) -> None:
+    def __init__(self, config: uvicorn.Config, served: Any, delay: float) -> None:
         super().__init__(config)
-        self._drain, self._delay = drain, delay
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        self._served, self._delay = served, delay
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain: at SIGTERM with the delay, at any other signal without."""
-        if self.started:
-            self._loop.call_soon_threadsafe(self._drain)
-            if sig == signal.SIGTERM and self._end is None and self._delay > 0:
-                self._end = time.monotonic() + self._delay
-                return
-        super().handle_exit(sig, frame)
+        """End: at SIGTERM after the delay, at any other signal without."""
+        if sig == signal.SIGTERM and self._end is None and self._delay > 0 and self.started:
+            self._end = time.monotonic() + self._delay
+        else:
+            super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop, asked ten times a second."""
-        if self._end is not None and time.monotonic() >= self._end:
+        if self._end is not None or self.should_exit:
+            self._served.drain()
+        if self._served.failure is not None or (self._end is not None and time.monotonic() >= self._end):
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -156,61 +133,39 @@ class PatientProtocol(H11Protocol):
     would be to wait for it.
     """
 
-    _waiting: asyncio.TimerHandle | None = None
-    _sending: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for the first request."""
         super().connection_made(transport)
-        self._wait()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._expect("head", HEAD_TIMEOUT)
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, and wait if it is the beginning of a request's first lines."""
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            if self._waiting is None:
-                self._wait()
-        else:
-            self._stop()
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._stop("head")
+        elif "head" not in self._timers:
+            self._expect("head", HEAD_TIMEOUT)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is waited for any more."""
-        self._stop()
-        self._stop_sending()
+        self._stop("head")
+        self._stop("reading")
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Wait for a client that takes less than there is for it."""
         super().pause_writing()
-        self._sending = self.loop.call_later(SEND_TIMEOUT, self.transport.abort)
+        self._expect("reading", SEND_TIMEOUT)
 
     def resume_writing(self) -> None:
         """It has taken nearly all."""
         super().resume_writing()
-        self._stop_sending()
+        self._stop("reading")
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer to what is no HTTP, in JSON as all errors."""
-        body = Refused(400, Error(message=msg, fix="send HTTP/1.1")).body
-        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-        events = (
-            h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request"),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        )
-        for event in events:
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+    def _expect(self, what: str, seconds: float) -> None:
+        self._timers[what] = self.loop.call_later(seconds, self.transport.abort)
 
-    def _wait(self) -> None:
-        self._waiting = self.loop.call_later(HEAD_TIMEOUT, self.transport.abort)
-
-    def _stop(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _stop_sending(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
+    def _stop(self, what: str) -> None:
+        if (timer := self._timers.pop(what, None)) is not None:
+            timer.cancel()

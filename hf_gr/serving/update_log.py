@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,43 +44,31 @@ MOST_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Base:
-    """A catalogue that updates follow.
-
-    Attributes:
-        version: of the catalogue.
-        index: all items; those that were removed are saved, too: users' histories still have them.
-        rules: item ids by name.
-    """
+    """A catalogue that updates follow."""
 
     version: int
-    index: ConstraintIndex
-    rules: Mapping[str, list[Any]]
+    index: ConstraintIndex  # those that were removed are saved, too: users' histories still have them
+    rules: Mapping[str, list[Any]]  # item ids by name
 
 
-@dataclass
 class UpdateLog:
-    """A folder with a base and the updates after it, and how far its owner has read them.
+    """A folder, created if there is none, with a base and the updates after it, and how far its owner has read them.
 
     One `LiveCatalogue` owns one; other processes open the folder for themselves.
-
-    Attributes:
-        folder: created if there is none.
 
     Raises:
         ValueError: the folder's name is a file's.
         ImportError: this system has no locks of files.
     """
 
-    folder: Path
-    _base: int | None = field(default=None, repr=False)  # version of the base whose updates are read
-    _version: int = field(default=-1, repr=False)  # read so far
-    _end: int = field(default=0, repr=False)  # of what was read of the file of updates
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: str | Path) -> None:
         if fcntl is None:
             raise ImportError("UpdateLog needs locks of files, which this system lacks: run it on Linux or macOS")
-        self.folder = Path(self.folder)
+        self.folder = Path(folder)
         make_folder(self.folder)
+        self._base: int | None = None  # version of the base whose updates are read
+        self._version = -1  # read so far
+        self._end = 0  # of what was read of the file of updates
 
     @property
     def is_empty(self) -> bool:
@@ -103,8 +91,8 @@ class UpdateLog:
         finally:
             os.close(lock)
 
-    def read(self) -> tuple[Base | None, list[dict[str, Any]]]:
-        """What is new since the last call: another base to begin with, if there is one, and the updates after it.
+    def read(self, since: int) -> tuple[Base | None, list[dict[str, Any]]]:
+        """What is newer than a version: another base to begin with, if there is one, and the updates after it.
 
         Raises:
             ValueError: the log is damaged.
@@ -112,7 +100,7 @@ class UpdateLog:
         while True:
             version = self._base_version()
             try:
-                return self._read(version)
+                return (None, []) if version is None else self._read(version, since)
             except (OSError, ValueError):
                 if self._base_version() == version:
                     raise  # the base is the same
@@ -147,27 +135,19 @@ class UpdateLog:
         self._save(base)
         with replaced_file(self._updates(base.version)):
             pass
-        before = self._base_version()
+        kept = {self._folder(base.version), self._updates(base.version)}
+        if (before := self._base_version()) is not None:  # a process that is about to read it finds it still
+            kept |= {self._folder(before), self._updates(before)}
         with replaced_file(self.folder / LOG_FILE) as file:
             file.write(json.dumps({"format_version": FORMAT_VERSION, "version": base.version}).encode())
         self._base, self._version, self._end = base.version, base.version, 0
-        # A process that is about to read the last one finds it still.
-        kept = [show(version) for version in (before, base.version) if version is not None for show in self._names]
-        for path in (*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")):
-            if path not in kept:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in {*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")} - kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _read(self, version: int | None) -> tuple[Base | None, list[dict[str, Any]]]:
-        if version is None:
-            return None, []
-        base, end, read = None, self._end, self._version
-        if version != self._base:
-            end = 0
-            if version > read:
-                base, read = self._load(version), version
-        path = self._updates(version)
-        updates: list[dict[str, Any]] = []
-        number = version if end == 0 else read
+    def _read(self, base: int, since: int) -> tuple[Base | None, list[dict[str, Any]]]:
+        path, updates = self._updates(base), []
+        number, end = (self._version, self._end) if (base, since) == (self._base, self._version) else (base, 0)
+        loaded = self._load(base) if base > since else None
         with path.open("rb") as file:
             file.seek(end)
             lines = file.read().splitlines(keepends=True)
@@ -180,12 +160,11 @@ class UpdateLog:
                         "restore the folder from a copy, or begin another one with the last good index"
                     )
                 break  # unfinished
-            number += 1
-            end += len(line)
-            if number > read:
+            number, end = number + 1, end + len(line)
+            if number > since:
                 updates.append(fields)
-        self._base, self._version, self._end = version, max(read, number), end
-        return base, updates
+        self._base, self._version, self._end = base, number, end
+        return loaded, updates
 
     def _load(self, version: int) -> Base:
         folder = self._folder(version)
@@ -222,10 +201,6 @@ class UpdateLog:
                 'pip install -U "hf-gr"'
             )
         return version
-
-    @property
-    def _names(self) -> tuple[Any, ...]:
-        return (self._folder, self._updates)
 
     def _folder(self, version: int) -> Path:
         return self.folder / f"base-{version:012d}"

@@ -22,13 +22,7 @@ Result = TypeVar("Result")
 
 
 class Workers(ThreadPoolExecutor):
-    """Worker threads.
-
-    Args:
-        count: of threads; None for one a CPU core, and two on a GPU.
-        device: the model's.
-        cores: of the CPU, for all workers together; None for those that this process may use.
-    """
+    """Worker threads, `count` of them or one a CPU core, and two on a GPU; `cores` are for all together."""
 
     def __init__(self, count: int | None, device: torch.device, *, cores: int | None = None) -> None:
         if cores is None:
@@ -58,16 +52,14 @@ class Workers(ThreadPoolExecutor):
 
     def run_on_all(self, run: Callable[[], Result]) -> list[Result]:
         """What a function returns in every worker, all at the same time."""
-        together = threading.Barrier(self.count)
+        together, futures = threading.Barrier(self.count), []
 
         def run_together() -> Result:
             together.wait()
             return run()
 
-        futures = []
         try:
-            for _ in range(self.count):
-                futures.append(self.submit(run_together))
+            futures = [self.submit(run_together) for _ in range(self.count)]
         except RuntimeError:  # the workers are being closed: those that wait for the others would wait for ever
             together.abort()
             raise

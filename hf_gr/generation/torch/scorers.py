@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,11 +56,14 @@ class Prompts:
         self.catch = catch
         self.room = room
         self.read_with_nodes: Callable[[], Any] | None = None  # gives their cache, if they were read so
+        self._outputs: Any = None
 
-    @cached_property
+    @property
     def outputs(self) -> Any:
         """What the model returns for them alone; scorers do not change its cache."""
-        return self.run()
+        if self._outputs is None:  # a cached_property of Python 3.11 computes for one object of a class at a time
+            self._outputs = self.run()
+        return self._outputs
 
     @property
     def cache(self) -> Any:
