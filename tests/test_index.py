@@ -66,7 +66,7 @@ def write_golden_files() -> None:
 
 
 def items_of(index: ConstraintIndex) -> Items:
-    assert index.snapshot.is_compact
+    assert index.snapshot.alive is None
     return index.snapshot.items
 
 

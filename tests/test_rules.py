@@ -282,7 +282,7 @@ def test_an_addition_that_is_taken_back_leaves_nothing_behind_once_compacted() -
     index.remove([7])
     assert (index.max_token_id, index.max_length, index.encode([7])) == (9999, 3, [9999, 4])
     index.compact()
-    assert (index.max_token_id, index.max_length, index.snapshot.is_compact) == (6, 2, True)
+    assert (index.max_token_id, index.max_length, index.snapshot.alive) == (6, 2, None)
     run(enable(shared("qwen3")), 0, index)
     assert with_it.where([0]).compact().max_token_id == 5
 

@@ -18,7 +18,7 @@ pytest.importorskip("typer")
 from hub_server import HubServer  # noqa: E402
 
 from hf_gr import ConstraintIndex, SemanticIds  # noqa: E402
-from hf_gr.catalogue import semantic_storage  # noqa: E402
+from hf_gr.catalogue import semantic_ids, storage  # noqa: E402
 
 CODES = [[12, 5, 9], [12, 5, 3], [0, 7, 9], [4, 0, 1]]
 NAMES = ["ham", "jam", "yam", "tea"]
@@ -193,7 +193,7 @@ def test_semantic_ids_go_to_the_hub_with_a_card(hub: HubServer, tmp_path: Path) 
 def test_damaged_semantic_ids_are_refused(tmp_path: Path) -> None:
     ids = SemanticIds(CODES, item_ids=NAMES, offset=OFFSET)
     ids.save_pretrained(tmp_path)
-    path = tmp_path / semantic_storage.ARRAYS_FILE
+    path = tmp_path / semantic_ids.FILES[1]
     whole = path.read_bytes()
     for damaged, message in (
         (whole[:-1] + bytes([whole[-1] ^ 1]), "was altered after it was saved"),
@@ -202,7 +202,7 @@ def test_damaged_semantic_ids_are_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=message):
             SemanticIds.from_pretrained(tmp_path)
-    arrays = {"codes": np.array([[0, 5]]), "tokens": np.array([7, 8, 9])}
-    semantic_storage.save(tmp_path, (1, 2), arrays, ["ham"], card="card")
+    arrays = {"codes": np.array([[0, 5]]), "tokens": np.array([7, 8, 9]), "item_ids.values": np.array([1])}
+    storage.save(tmp_path, {"level_sizes": [1, 2]}, arrays, card="card", files=semantic_ids.FILES, version=1)
     with pytest.raises(ValueError, match="expected 0 to 1"):
         SemanticIds.from_pretrained(tmp_path)

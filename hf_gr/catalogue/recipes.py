@@ -26,10 +26,6 @@ _INTEGER = re.compile("0|[1-9][0-9]{0,17}")  # 18 digits at most: within 64 bits
 _NUMBERS = re.compile("[0-9]+(?:([-_,; |])[0-9]+(?:\\1[0-9]+)*)?")  # no other separators: 12.5 and 1e5 are numbers
 _BETWEEN = r"[\s,'\"\[\]()]*?"  # of token texts: `['<a_12>', '<b_5>']` is what pandas writes to CSV
 _COLLISION = re.compile("[-_,; |]([0-9]+)")
-_FIX = (
-    "levels are named a, b, c, ... in turn (pass template= where texts are written otherwise), numbers are written as "
-    "'12-5-9', and collisions end with a number, not with an item id"
-)
 
 
 class CodeReader:
@@ -43,18 +39,20 @@ class CodeReader:
 
     def read(self, value: Any, *, of: str = "it") -> list[int]:
         """The codes of one item, which errors call `of`: of token texts, of integers, or of one string."""
+        other = in_other_case(self.template)
         parts, codes = _read(value, self.template)
-        if len(codes) < len(parts) and not self._has_read_text:
-            other = in_other_case(self.template)
-            others, read = _read(value, other)
-            if len(read) == len(others):
-                parts, codes, self.template = others, read, other
+        if None in codes and not self._has_read_text and None not in (read := _read(value, other))[1]:
+            (parts, codes), self.template = read, other
         if not parts:
             raise ValueError(f"{of} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
-        if (level := len(codes)) < len(parts):
-            expected = token_text(self.template, level, 0)
-            wanted = f"expected an integer or a text such as {expected!r}"
-            raise ValueError(f"{of} has {parts[level]!r} at level {level}, {wanted}: {_FIX}")
+        if None in codes:
+            level = codes.index(None)
+            raise ValueError(
+                f"{of} has {parts[level]!r} at level {level}, expected an integer or a text such as "
+                f"{token_text(self.template, level, 0)!r}: levels are named a, b, c, ... in turn (pass template= "
+                "where texts are written otherwise), numbers are written as '12-5-9', and collisions end with a "
+                "number, not with an item id"
+            )
         if any(isinstance(part, str) and not _NUMBERS.fullmatch(part.strip()) for part in parts):
             if not self._takes_texts:
                 raise ValueError(
@@ -63,7 +61,7 @@ class CodeReader:
                     "model has none (offset=0, if only the codes matter)"
                 )
             self._has_read_text = True
-        return codes
+        return cast("list[int]", codes)
 
 
 def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[ItemId]]:
@@ -116,18 +114,15 @@ def in_other_case(template: str) -> str:
     return template.replace("{level}", "{LEVEL}") if "{level}" in template else template.replace("{LEVEL}", "{level}")
 
 
-def _read(value: Any, template: str) -> tuple[list[Any], list[int]]:
-    """The parts of a semantic ID, none if it is nothing that has any; and the codes of those before the first bad."""
+def _read(value: Any, template: str) -> tuple[list[Any], list[int | None]]:
+    """The parts of a semantic ID, none if it is nothing that has any, and their codes, None for what is no code."""
     parts: list[Any] = list(cast(Any, value)) if isinstance(value, (list, tuple)) else []
     if isinstance(value, str):
         parts = _cut(value.strip(), template)
-    codes: list[int] = []
-    for level, part in enumerate(parts):
-        code = part if is_integer(part) else _code(template, level, part) if isinstance(part, str) else None
-        if code is None:
-            break
-        codes.append(code)
-    return parts, codes
+    return parts, [
+        part if is_integer(part) else _code(template, level, part) if isinstance(part, str) else None
+        for level, part in enumerate(parts)
+    ]
 
 
 def _cut(text: str, template: str) -> list[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +21,23 @@ from hf_gr.files.cards import semantic_ids_card
 from hf_gr.files.hub_mixin import HubMixin
 from hf_gr.files.text import counted, named_in_errors
 
-from . import semantic_storage
+from . import storage
 from .fanout import smallest_dtype
 from .index import ConstraintIndex, TableFiles
-from .item_ids import ItemId, read_item_ids
+from .item_ids import ItemId, ItemIds, check_item_ids, read_item_ids
 from .recipes import TEMPLATE, CodeReader, in_other_case, read_recipe, token_texts
 from .sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from .trie import PADDING
+
+FORMAT_VERSION = 1
+FILES = ("semantic_ids.json", "semantic_ids.safetensors")  # one folder may hold those of an index, too
 
 
 class SemanticIds(
     HubMixin,
     TableFiles,
     what="set of semantic IDs",
-    files=semantic_storage.FILES,
+    files=FILES,
 ):
     """The semantic IDs of a set of items, and the tokens that a model knows them by.
 
@@ -368,20 +371,34 @@ class SemanticIds(
         tokens = np.concatenate([tokens[:-1] for tokens in self._tokens])
         least = [min((token for token in level.tolist() if token >= 0), default=PADDING) for level in self._tokens]
         card = semantic_ids_card(len(self), self.level_sizes, least, vocab_size=self.vocab_size, name=name)
-        codes = self.codes.astype(smallest_dtype(max(self.level_sizes)))
-        arrays = {"codes": codes, "tokens": tokens.astype(smallest_dtype(self.vocab_size))}
-        semantic_storage.save(directory, self.level_sizes, arrays, self.item_ids, card=card)
+        ids = ItemIds.pack(check_item_ids(self.item_ids))
+        arrays = {
+            "codes": np.ascontiguousarray(self.codes, dtype=smallest_dtype(max(self.level_sizes))),
+            "tokens": tokens.astype(smallest_dtype(self.vocab_size)),
+            "item_ids.values": ids.values,
+            **({} if ids.bounds is None else {"item_ids.bounds": ids.bounds}),
+        }
+        description = {
+            "num_items": len(self),
+            "level_sizes": list(self.level_sizes),
+            "item_id_type": "string" if ids.are_strings else "integer",
+        }
+        how: Any = {"version": FORMAT_VERSION, "digests": ["arrays_xxh3"]}
+        storage.save(directory, description, arrays, card=card, files=FILES, **how)
 
     @classmethod
     def _from_folder(cls, folder: Path) -> SemanticIds:
+        fix = "does the folder hold semantic IDs?"
         try:
-            sizes, arrays, item_ids = semantic_storage.load(folder)
-            ids = cls(arrays["codes"], item_ids=item_ids, level_sizes=sizes)
+            description, arrays = storage.load(folder, files=FILES, newest=FORMAT_VERSION, fix=fix)
+            packed = ItemIds(arrays["item_ids.values"], arrays.get("item_ids.bounds"))
+            sizes = cast("list[int]", description["level_sizes"])
+            ids = cls(arrays["codes"], item_ids=packed.select(np.arange(len(packed))), level_sizes=sizes)
             ends = np.cumsum(sizes)[:-1]
             ids._tokens = [np.append(part, PADDING).astype(np.int64) for part in np.split(arrays["tokens"], ends)]
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(
-                f"{folder / semantic_storage.ARRAYS_FILE} holds no semantic IDs ({error}): download or save it again"
+                f"{folder / FILES[1]} holds no semantic IDs ({error}): download or save it again"
             ) from error
         return ids
 

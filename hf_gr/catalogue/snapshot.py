@@ -43,11 +43,6 @@ class Snapshot:
         return self.items.trie
 
     @property
-    def is_compact(self) -> bool:
-        """Whether nothing is dead."""
-        return self.alive is None
-
-    @property
     def max_length(self) -> int:
         """Tokens of the longest sequence, dead ones included."""
         return self.trie.max_length
@@ -248,19 +243,20 @@ def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
     if not isinstance(host, np.ndarray):
         return None
     mask = cast("Bools", host)
-    is_mask = mask.dtype == np.bool_
-    if is_mask and mask.shape != (num_items,):
+    if mask.dtype != np.bool_:
+        is_whole = mask.dtype.kind in "iu" and mask.shape == (num_items,) and num_items > 2
+        if is_whole and mask.min() >= 0 and mask.max() <= 1:
+            raise ValueError(
+                f"mask has type {mask.dtype} and {num_items} entries of 0 and 1, expected bool: pass "
+                "mask.astype(bool); as ids they would be of two items"
+            )
+        return None
+    if mask.shape != (num_items,):
         raise ValueError(
             f"mask has shape {list(mask.shape)}, expected [{num_items}]: one entry for each of index.item_ids, in "
             "that order"
         )
-    is_whole = mask.dtype.kind in "iu" and mask.shape == (num_items,) and num_items > 2
-    if is_whole and mask.min() >= 0 and mask.max() <= 1:
-        raise ValueError(
-            f"mask has type {mask.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); "
-            "as ids they would be of two items"
-        )
-    return mask if is_mask else None
+    return mask
 
 
 def refuse_unknown(

@@ -54,15 +54,15 @@ def save(
     *,
     card: str,
     files: tuple[str, str] = FILES,
-    version: int | None = None,  # `FORMAT_VERSION`
-    digests: Iterable[str] | None = None,  # of `DIGESTS`; None for all
+    version: int = FORMAT_VERSION,
+    digests: Iterable[str] = tuple(DIGESTS),
 ) -> None:
     """Write both files and, unless the folder has a card already, `card`.
 
     Everything is written and on the disk before the first file is replaced; until then older files are untouched.
     """
-    found = {name: arrays_digest(arrays, name) for name in (DIGESTS if digests is None else digests)}
-    text = pairs.to_text({"format_version": version or FORMAT_VERSION, **description, **found})
+    found = {name: arrays_digest(arrays, name) for name in digests}
+    text = pairs.to_text({"format_version": version, **description, **found})
 
     def write_arrays(path: Path) -> None:
         cast(Any, safetensors.numpy).save_file(arrays, path, metadata={path.stem: text})

@@ -159,7 +159,7 @@ def classify(
     room = prompt_room(config, tokenizer, (answers and answers.longest_answer) or snapshot.max_length, max_length)
     side = padding_side(is_encoder_decoder=config.is_encoder_decoder)
     encoder = PromptEncoder.of(prompt, tokenizer, snapshot, room, side)
-    trie = snapshot.trie if snapshot.is_compact else build_trie(snapshot.rows())[0]
+    trie = snapshot.trie if snapshot.alive is None else build_trie(snapshot.rows())[0]
     num_nodes, num_beams = num_inner_nodes(trie), max(num_beams, top_k or 1)
 
     prompts = encoder.encode(read_texts)
