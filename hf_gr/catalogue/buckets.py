@@ -6,13 +6,9 @@ from __future__ import annotations
 
 
 def bucket(number: int, *, least: int = 1, steps: int = 1) -> int:
-    """The smallest size, from `least` on, that is not below `number`; every doubling has `steps` sizes.
+    """The smallest size, from `least` on, that is not below `number`; a doubling has `steps` sizes, a power of two.
 
-    Args:
-        number: what must fit.
-        least: the first size.
-        steps: sizes from one power of two (included) to the next (excluded); a power of two itself. At most one part
-            in `steps + 1` of a size above `steps` is left empty.
+    At most one part in `steps + 1` of a size above `steps` is left empty.
 
     Example:
         >>> [bucket(number) for number in (0, 1, 3, 5)]

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What looks like a mistake in a catalogue that is sound. Knows no model but the size of its vocabulary.
-
-The mistake is one: codes of semantic IDs were compiled as token ids. Everything then runs, and no answer is right.
-"""
+"""What looks as if codes of semantic IDs were compiled as token ids: everything then runs, and no answer is right."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ WHY = (
 
 
 def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]:
-    """What looks as if codes had been compiled as token ids; empty if nothing does, as for labels.
+    """Why tokens look like codes; empty if they do not, as those of labels.
 
     Example:
         >>> from hf_gr import ConstraintIndex, SemanticIds

@@ -7,6 +7,7 @@ Axes: R generated rows of T tokens, R / B of them for each of B requests.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,7 @@ def read_generated(sequences: Any) -> Longs:
 def check_cut(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> None:
     """Refuse rows from which a prompt, or a start token, was not cut off; `found` are their items.
 
-    After an item comes padding: one token, repeated. A catalogue without end tokens does not know the model's: one
-    other token may come first, unless a sequence begins with it.
+    After an item comes padding, one token. Without end tokens in the catalogue, the model's own may come first.
     """
     if not any(found) and rows.shape[1] > 1:
         others = rows[np.any((rows != rows[:, :1]) & (rows != PADDING), axis=1)]  # not padding alone
@@ -66,25 +66,23 @@ def check_cut(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> Non
 
 
 def items_of_batch(rules: BatchRules, sequences: Any) -> list[list[ItemId]]:
-    """The items of the rows of a batch, best first, one request's after the other's: by its rule, without exclusions.
-
-    Returns:
-        R lists of item ids, empty for padding rows.
-    """
+    """The items of each of R rows of a batch, by its request's rule and exclusions; none for padding rows."""
     rows = read_generated(sequences)
     each = len(rows) // (rules.num_rows or len(rows))
     numbers = np.arange(len(rows)) // each
+    rule_of_row = numbers * 0 if rules.rule_of_row is None else rules.rule_of_row[numbers]
     found: list[list[ItemId]] = [[] for _ in rows]
     for rule, snapshot in enumerate(rules.snapshots):
-        mine = (
-            np.arange(len(rows)) if rules.rule_of_row is None else np.flatnonzero(rules.rule_of_row[numbers] == rule)
-        )
+        mine = np.flatnonzero(rule_of_row == rule)
         for row, items in zip(mine.tolist(), snapshot.items_of(rows[mine]), strict=True):
             found[row] = items
-    if rules.excluded_ids is None:
-        return found
-    excluded = [rules.excluded_ids[number] for number in numbers.tolist()]
-    return [[item for item in items if item not in hidden] for items, hidden in zip(found, excluded, strict=True)]
+    return found if rules.excluded_ids is None else without(found, rules.excluded_ids)
+
+
+def without(found: list[list[ItemId]], excluded: Sequence[Collection[ItemId]]) -> list[list[ItemId]]:
+    """The items of R rows without those that each of B requests excludes."""
+    each = len(found) // len(excluded)
+    return [[item for item in items if item not in excluded[row // each]] for row, items in enumerate(found)]
 
 
 def _unlike_the_last(rows: Longs, lengths: Longs) -> Bools:

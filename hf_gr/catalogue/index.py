@@ -24,7 +24,7 @@ from hf_gr.files.text import named_in_errors
 
 from . import storage
 from .fanout import Bools
-from .generated import check_cut, read_generated
+from .generated import check_cut, read_generated, without
 from .item_ids import ItemId, check_item_ids, read_item_ids
 from .items import build_items
 from .labels import fingerprint, read_labels, tokenize_labels
@@ -306,8 +306,7 @@ class ConstraintIndex(
             raise ValueError(
                 f"exclude_items has {len(excluded)} rows for {len(rows)} sequences, expected one for each request"
             )
-        each = len(rows) // len(excluded)
-        return [[item for item in items if item not in excluded[row // each]] for row, items in enumerate(found)]
+        return without(found, excluded)
 
     def encode(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> list[int]:
         """A history as tokens, for a prompt: the items' sequences, one after the other, without end tokens.

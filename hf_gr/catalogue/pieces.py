@@ -1,10 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Large arrays in pieces that fit a cache, two at a time. Knows no catalogue.
-
-What is made on the way stays in the cache instead of taking memory for the whole array, and NumPy lets other threads
-work while it does.
-"""
+"""Large arrays in pieces that fit a cache, in two threads. Knows no catalogue."""
 
 from __future__ import annotations
 
@@ -22,14 +18,7 @@ MOSTLY = 16  # all but one in so many
 
 
 def in_pieces(work: Callable[[slice], object], size: int) -> None:
-    """Do some work on every piece of `size` entries; pieces are independent of each other.
-
-    Example:
-        >>> doubled = np.zeros(5, dtype=int)
-        >>> in_pieces(lambda piece: np.add(doubled[piece], 2, out=doubled[piece]), 5)
-        >>> doubled.tolist()
-        [2, 2, 2, 2, 2]
-    """
+    """Do some work on every piece of `size` entries; pieces are independent of each other."""
     pieces = [slice(start, min(start + AT_ONCE, size)) for start in range(0, size, AT_ONCE)]
     if len(pieces) < 2 * THREADS:
         for piece in pieces:

@@ -256,7 +256,9 @@ class SemanticIds(
         """
         ids = cls(codes, item_ids=item_ids, level_sizes=level_sizes)
         texts = token_texts(template, ids.level_sizes)
-        used = [level[code] for level, column in zip(texts, ids.codes.T, strict=True) for code in _distinct(column)]
+        columns: list[list[int]] = ids.codes.T.tolist()
+        by_level = zip(texts, columns, strict=True)
+        used = [level[code] for level, column in by_level for code in sorted({*column} - {PADDING})]
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         missing = [text for text in used if text not in vocabulary]
         if missing and model is None:
@@ -493,8 +495,3 @@ class SemanticIds(
         for item_id, row, length in zip(self.item_ids, self._sequences.tolist(), lengths, strict=True):
             items.setdefault(tuple(row[:length]), []).append(item_id)
         return items
-
-
-def _distinct(column: npt.NDArray[np.int64]) -> list[int]:
-    """The codes that items have at a level."""
-    return np.unique(column[column != PADDING]).tolist()

@@ -71,12 +71,7 @@ def split(tokens: Sequence[int], separator: Sequence[int], eos_token_id: int) ->
 class Answers:
     """What may follow in the answers of one catalogue: a walk over its sorted sequences, from the tokens alone.
 
-    A used label is dead, and so is any prefix with nothing else below it.
-
-    Args:
-        snapshot: the labels, with an end token.
-        separator: its tokens.
-        max_labels: the most labels of one answer; None for as many as there are.
+    A used label is dead, and so is any prefix with nothing else below it. `max_labels` is None for all of them.
     """
 
     def __init__(self, snapshot: Snapshot, separator: Sequence[int], max_labels: int | None) -> None:

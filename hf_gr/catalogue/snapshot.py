@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one call sees of a changing catalogue: items, and what is alive of them. Nothing here ever changes.
 
-An update makes another snapshot: a removal or a rule shares the items and has bits of its own, an addition compiles
-them anew, while others read the snapshot before it.
+A removal or a rule shares the items and has bits of its own; an addition compiles them anew.
 
 Axes: I items, in the order in which they were given; R rows of T tokens; Q item ids.
 """

@@ -3,13 +3,10 @@
 """The two files of an index: a JSON that people read and a safetensors that holds everything.
 
 The safetensors carries the JSON's text in its own header, so it alone is a complete index (`hf_gr.files.pairs`). The
-text carries digests of the arrays, too: XXH3, which is compared at every load at the speed of memory (20 million items
-in 0.15 s), and SHA-256, which older files have alone.
+text carries digests of the arrays: XXH3, which is compared at every load (20 million items in 0.15 s), and SHA-256,
+which older files have alone. They tell damage, not forgery.
 
-A digest tells damage, not forgery: who alters a file can also renew its digests.
-
-Arrays are mapped into memory: several processes share them, and what a call does not use need not stay. A mapped file
-may be replaced, as `save` does by renaming, but must not be overwritten in place.
+Arrays are mapped into memory. A mapped file may be replaced, as `save` does, but not overwritten in place.
 """
 
 from __future__ import annotations
@@ -57,10 +54,7 @@ def save(
     version: int = FORMAT_VERSION,
     digests: Iterable[str] = tuple(DIGESTS),
 ) -> None:
-    """Write both files and, unless the folder has a card already, `card`.
-
-    Everything is written and on the disk before the first file is replaced; until then older files are untouched.
-    """
+    """Write both files and, unless the folder has a card already, `card`."""
     found = {name: arrays_digest(arrays, name) for name in digests}
     text = pairs.to_text({"format_version": version, **description, **found})
 

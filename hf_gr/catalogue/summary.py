@@ -16,10 +16,7 @@ from .snapshot import Snapshot
 
 
 def summarise(snapshot: Snapshot) -> Summary:
-    """Count what a catalogue holds, by reading its arrays once.
-
-    A catalogue that was updated or filtered is compiled anew first, which takes as long as building it: the numbers
-    are those of the file that it would be saved to. An index that was just loaded or built skips this.
+    """Count what a catalogue holds, compiled anew if it was updated or filtered: the numbers of its saved file.
 
     Raises:
         ValueError: no item is left.
@@ -47,7 +44,7 @@ def summarise(snapshot: Snapshot) -> Summary:
         max_length=items.trie.max_length,
         eos_token_id=compact.eos_token_id,
         max_token_id=items.trie.max_token_id,
-        item_id_type=_item_id_type(items),
+        item_id_type="row number" if items.ids is None else "string" if items.are_strings else "integer",
         item_bytes=sum(size for name, size in arrays.items() if name.startswith("items.")),
         item_id_bytes=sum(size for name, size in arrays.items() if name.startswith("item_ids.")),
         nbytes=items.nbytes,
@@ -57,7 +54,7 @@ def summarise(snapshot: Snapshot) -> Summary:
 
 
 def _levels(items: Items) -> tuple[LevelSummary, ...]:
-    """The levels, counted from the last one up, since what lies below a node decides."""
+    """The levels, counted from the last one up."""
     trie = items.trie
     levels: list[LevelSummary] = []
     one_leaf = np.ones(trie.fanouts[-1].num_children, dtype=bool)  # whether a node leads to a single sequence
@@ -83,9 +80,3 @@ def _levels(items: Items) -> tuple[LevelSummary, ...]:
         one_leaf = fanout.any_child(only & one_leaf)
         one_leaf[fanout.childless()] = True
     return tuple(reversed(levels))
-
-
-def _item_id_type(items: Items) -> str:
-    if items.ids is None:
-        return "row number"
-    return "string" if items.are_strings else "integer"

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences to a compiled trie: flat arrays, built once. Knows no items and no framework.
 
-Source: STATIC ("Vectorizing the Trie"), section 4, with two changes. Nodes are numbered level by level in
-lexicographic order, so the children of a node are contiguous, a child's number is its position, and STATIC's "next
-state" column is not stored. And where nearly every node has one child, its offsets are not stored either (`fanout`).
+Source: STATIC ("Vectorizing the Trie"), section 4. Here nodes are numbered level by level in lexicographic order: a
+child's number is its position, which STATIC stores. Where nearly all have one child, offsets are short (`fanout`).
 
 Axes: N rows, S distinct sequences, L levels; level 0 is the root (node 0), level l holds the distinct prefixes of l
     tokens.
@@ -124,10 +123,9 @@ class Trie:
         return node
 
     def walk(self, rows: Longs, eos_token_id: int | None) -> tuple[Longs, Longs]:
-        """Follow `[R, T]` tokens, with or without their end token, to `[R]` leaf numbers; what comes after is ignored.
+        """Follow `[R, T]` tokens, with or without their end token: to `[R]` leaf numbers, -1 for none; by how many.
 
-        Returns:
-            Leaf numbers, -1 for none; and how many tokens of each row were followed.
+        What comes after is ignored.
         """
         nodes = np.zeros(len(rows), dtype=np.int64)
         lengths = np.zeros(len(rows), dtype=np.int64)
@@ -197,9 +195,8 @@ class Trie:
 def build_trie(rows: Array) -> tuple[Trie, Array, Bools]:
     """Compile `[N, L]` rows of tokens, `PADDING` in the tails, into a trie; none is a proper prefix of another.
 
-    Returns:
-        The trie; the `[N]` permutation that brings the rows into the order of their leaves (equal rows keep their
-        order); and `[N]` flags, in that order, of the first row of every distinct sequence.
+    With it come the stable `[N]` permutation that brings the rows into the order of their leaves, and `[N]` flags, in
+    that order, of the first row of every distinct sequence.
     """
     while (rows[:, -1] == PADDING).all():  # the longest rows were removed
         rows = rows[:, :-1]
@@ -270,9 +267,8 @@ def _whole(rows: Array) -> npt.NDArray[Any]:
 def sort_rows(rows: Array) -> tuple[Array, Array]:
     """The stable permutation that sorts rows, and the sorted rows.
 
-    One sort of plain integers (seven times faster than an argsort) yields the order, too: a key holds as many leading
-    columns as there is room for, and the row's number. Rows that tie, which are neighbours then, are sorted by the
-    other columns.
+    A key is one integer (its sort is seven times faster than an argsort): as many leading columns as there is room
+    for, and the row's number. Rows that tie are sorted by the other columns.
     """
     rows = np.ascontiguousarray(rows)
     least, largest = range_of_columns(rows)
