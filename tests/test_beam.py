@@ -4,20 +4,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from hf_gr.core.beam import (
-    DEAD,
-    Beams,
-    Finished,
-    choose,
-    finish,
-    retire,
-    retire_in_place,
-    select,
-    update_may_improve,
-)
+from hf_gr.core import beam
+from hf_gr.core.beam import DEAD, Beams, Finished, choose, retire, select
 from hf_gr.torch import ops
 from hf_gr.torch import top_keys as blocks
 from hf_gr.torch.children import Children
@@ -54,6 +47,7 @@ def test_the_best_children_over_all_beams_are_kept_in_order() -> None:
     assert kept.parents.tolist() == [[0, 1, 1]]
     assert kept.tokens.tolist() == [[10, 14, 15]]
     assert kept.sequences[0].tolist() == [[0, 0, 10], [1, 1, 14], [1, 1, 15]]
+    assert kept.beam_indices[0].tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
     assert kept.states.tolist() == [[100, 104, 105]]
 
 
@@ -85,18 +79,17 @@ def hard_keys(width: int, seed: int) -> torch.Tensor:
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize("number", [1, 7, 64, 200])
+@pytest.mark.parametrize("number", [1, 7, 200])
 @pytest.mark.parametrize(
     ("width", "block", "device"),
     [
-        *[(width, None, "cpu") for width in (29_999, 30_016, 40_001)],
+        (29_999, None, "cpu"),
+        (40_001, None, "cpu"),
         *[(width, block, "cpu") for width in (4_096, 4_127) for block in (2, 8)],
         pytest.param(2**20 + 77, None, "cuda", marks=ON_GPU),
     ],
 )
-def test_blocks_give_the_best(
-    width: int, block: int | None, device: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_give_the_best(width: int, block: int | None, device: str, number: int, monkeypatch: Any) -> None:
     if block is not None:
         monkeypatch.setattr(blocks, "_block_size", lambda *_: block)
     keys = hard_keys(width, number).to(device)
@@ -114,21 +107,19 @@ def test_a_device_reads_in_blocks_what_is_wide_and_a_cpu_sooner() -> None:
     assert [blocks._block_size(1, 2**22, number, on) for number in (2**21, 2**22) for on in (CPU, cuda)] == [1] * 4
 
 
-@pytest.mark.parametrize("loud", [None, 20.0])
 @pytest.mark.parametrize("last", [0, 63, 1_001])
-def test_few_living_candidates_among_many_are_kept(last: int, loud: float | None) -> None:
+def test_few_living_candidates_among_many_are_kept(last: int) -> None:
     """What fills no block is looked at, too."""
-    noise = None if loud is None else torch.full((1, 2, 20_001), loud)
     scores = torch.full((1, 2, 20_001), DEAD)
     scores[0, 1, 20_000 - last] = -1.0
-    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 20_001), scores, num_kept=4, dead_state=7, noise=noise)
+    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 20_001), scores, num_kept=4, dead_state=7)
     assert kept.scores.tolist() == [[-1.0, DEAD, DEAD, DEAD]]
     assert kept.states.tolist() == [[100 + 20_001 + 20_000 - last, 7, 7, 7]]
 
 
 def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> None:
     kept = beams([[-1.0, -2.0, -4.0, DEAD]])
-    at_once = finish(kept, length_penalty=0.7)
+    at_once = beam.finish(kept, length_penalty=0.7)
     ends = torch.ones((1, 4), dtype=torch.bool)
     pool = none_yet(4, 2)
     retired = retire(kept, pool, ends, length_penalty=0.7, early_stopping=False)[1]
@@ -169,7 +160,7 @@ def test_a_full_or_closed_row_takes_no_more() -> None:
     assert bool(pool.is_full)
     assert best_after(-1.0, pool, True).scores.tolist() == [[-2.0]]
     assert best_after(-1.0, pool, False).scores.tolist() == [[-1.0]]
-    closed = update_may_improve(beams([[-3.0]]), pool, length_penalty=0.0, early_stopping=False, max_new_tokens=4)
+    closed = beam.update_may_improve(beams([[-3.0]]), pool, length_penalty=0.0, early_stopping=False, max_new_tokens=4)
     assert closed.may_improve.tolist() == [[False]]
     assert best_after(-1.0, closed, False).scores.tolist() == [[-2.0]]
 
@@ -181,14 +172,14 @@ def test_a_full_or_closed_row_takes_no_more() -> None:
 def test_never_reckons_with_the_longest_sequence(early_stopping, length_penalty: float, may_improve: bool) -> None:
     ends, how = torch.tensor([[True]]), {"length_penalty": length_penalty}
     _, pool = retire(beams([[-2.0]]), none_yet(1, 8), ends, early_stopping=False, **how)
-    pool = update_may_improve(beams([[-3.0]]), pool, early_stopping=early_stopping, max_new_tokens=8, **how)
+    pool = beam.update_may_improve(beams([[-3.0]]), pool, early_stopping=early_stopping, max_new_tokens=8, **how)
     assert pool.may_improve.tolist() == [[may_improve]]
 
 
 def test_paths_finish_in_their_own_places() -> None:
     kept = beams([[-1.0, DEAD, -3.0]])
     ends = torch.tensor([[False, True, True]])
-    running, pool = retire_in_place(kept, none_yet(3, 4), ends)
+    running, pool = beam.retire_in_place(kept, none_yet(3, 4), ends)
     assert pool.scores.tolist() == [[DEAD, DEAD, -3.0]]
     assert pool.beam_indices[0].tolist() == [[-1] * 4, [-1] * 4, [2, 2, -1, -1]]
     assert running.scores.tolist() == [[-1.0, DEAD, DEAD]]

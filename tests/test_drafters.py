@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -35,15 +35,12 @@ from hf_gr.core import ops
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.decide import draft_best
 from hf_gr.core.plan import Options
-from hf_gr.torch import decode as loop
-from hf_gr.torch import drafters, transition
-from hf_gr.torch.children import Children
+from hf_gr.torch import transition
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.drafters import FixedTree, TreeDrafter
 from hf_gr.torch.noise import Noise
-from hf_gr.torch.speculation import Frontier, Part, Speculation
-from hf_gr.torch.transition import DeviceCatalogue, children
-from hf_gr.torch.tree import Nodes
+from hf_gr.torch.speculation import Frontier, Part
+from hf_gr.torch.transition import DeviceCatalogue
 
 pytestmark = pytest.mark.shapes
 
@@ -90,9 +87,7 @@ def random_plan(rng: random.Random, num_rows: int) -> DecodePlan:
     return make_plan(num_rows, num_beams, noise=noise_of(rng.randrange(2**40), num_rows), **kwargs)
 
 
-def random_drafter(
-    rng: random.Random, target: TableModel, catalogue: DeviceCatalogue, plan: DecodePlan
-) -> TreeDrafter:
+def random_drafter(rng: random.Random, target: TableModel, plan: DecodePlan) -> TreeDrafter:
     """Any draft: the catalogue's within any budget and plan, a model's that is alike, alien or adversarial."""
     assistant = None
     if rng.random() < 0.6:
@@ -108,27 +103,21 @@ def random_drafter(
     return TreeDrafter(budget=rng.choice((1, 5, 30, 200, 10**6)), assistant=assistant)
 
 
-def check_random(seed: int) -> Speculation:
-    rng = random.Random(seed)
-    num_rows = rng.randint(1, 3)
-    catalogue = random_catalogue(rng, num_rows, ragged=rng.random() < 0.5)
-    plan = random_plan(rng, num_rows)
-    target = TableModel(tables(rng.randint(0, 3), num_rows), num_rows, takes_prompt=rng.random() < 0.8)
-    results = []
-    plan = replace(plan, noise=Noise(torch.arange(seed, seed + num_rows)))
-    for drafter in (None, random_drafter(rng, target, catalogue, plan)):
-        results.append(decode(target(), catalogue, plan, drafter))
-    assert_same(results[1], results[0])
-    assert results[1].speculation.target_forwards <= results[0].speculation.target_forwards
-    assert target.deepest < catalogue.max_length  # others may have no positions
-    return results[1].speculation
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
 @example(937)  # a criterion ends paths that the catalogue continues, and the scores of later steps are kept
 def test_no_draft_changes_a_result(seed: int) -> None:
-    check_random(seed)
+    rng = random.Random(seed)
+    num_rows = rng.randint(1, 3)
+    catalogue = random_catalogue(rng, num_rows, ragged=rng.random() < 0.5)
+    plan = replace(random_plan(rng, num_rows), noise=Noise(torch.arange(seed, seed + num_rows)))
+    target = TableModel(tables(rng.randint(0, 3), num_rows), num_rows, takes_prompt=rng.random() < 0.8)
+    plain, drafted = (
+        decode(target(), catalogue, plan, drafter) for drafter in (None, random_drafter(rng, target, plan))
+    )
+    assert_same(drafted, plain)
+    assert drafted.speculation.target_forwards <= plain.speculation.target_forwards
+    assert target.deepest < catalogue.max_length  # others may have no positions
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
@@ -148,7 +137,7 @@ def test_nothing_follows_a_path_that_a_criterion_ended(num_beams: int) -> None:
     assert_same(results[1], results[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**9))
 def test_a_tree_of_fixed_widths_changes_nothing_or_says_so(seed: int) -> None:
     rng = random.Random(seed)
@@ -185,51 +174,38 @@ Path = tuple[int, ...]
 class Recorder:
     """A drafter that notes the prefixes of the beams it is shown, and of the nodes it drafts, row by row."""
 
-    def __init__(self, drafter: TreeDrafter | None) -> None:
-        self.drafter = drafter
-        self.calls: list[tuple[int, tuple[int, ...], list[list[Path]], list[list[list[Path]]]]] = []
+    num_forwards = 0
 
-    @property
-    def num_forwards(self) -> int:
-        return 0 if self.drafter is None else self.drafter.num_forwards
+    def __init__(self, drafter: TreeDrafter | None, dead_state: int) -> None:
+        self.drafter, self.dead_state = drafter, dead_state
+        self.calls: list[tuple[int, tuple[int, ...], list[list[Path]], list[list[list[Path]]]]] = []
 
     def draft(self, frontier: Frontier) -> list[Part]:
         parts = [(frontier, [])] if self.drafter is None else self.drafter.draft(frontier)
+        self.num_forwards = self.drafter.num_forwards if self.drafter else 0
         for part, drafted in parts:
-            self._note(part, drafted)
+            above = part.beams.sequences
+            levels = [paths(above, part.beams.scores > DEAD)]
+            for nodes in drafted:
+                above = above.gather(1, nodes.parents[..., None].expand(-1, -1, above.shape[-1]))
+                above = torch.cat([above, nodes.tokens[..., None]], dim=-1)
+                levels.append(paths(above, nodes.states != self.dead_state))
+            here = [row for row, flag in enumerate(part.rows.flags) if flag]
+            beams, *below = [[level[row] for row in here] for level in levels]
+            self.calls.append((part.level, tuple(here), beams, below))
         return parts
 
-    def _note(self, frontier: Frontier, drafted: list[Nodes]) -> None:
-        beams = frontier.beams
-        above, alive = beams.sequences, beams.scores > DEAD
-        rows = [[tuple(path) for path, there in zip(*row, strict=True) if there] for row in zip_lists(above, alive)]
-        levels = []
-        for nodes in drafted:
-            above = above.gather(1, nodes.parents[..., None].expand(-1, -1, above.shape[-1]))
-            above = torch.cat([above, nodes.tokens[..., None]], dim=-1)
-            there = nodes.states != self.dead_state
-            levels.append(
-                [
-                    [tuple(path) for path, is_node in zip(*row, strict=True) if is_node]
-                    for row in zip_lists(above, there)
-                ]
-            )
-        here = [row for row, flag in enumerate(frontier.rows.flags) if flag]
-        of_rows = [rows[row] for row in here], [[of_level[row] for row in here] for of_level in levels]
-        self.calls.append((frontier.level, tuple(here), *of_rows))
 
-    dead_state = -1
-
-
-def zip_lists(*tensors: torch.Tensor) -> Iterator[tuple[list[Any], ...]]:
-    return zip(*(tensor.tolist() for tensor in tensors), strict=True)
+def paths(sequences: torch.Tensor, there: torch.Tensor) -> list[list[Path]]:
+    """The prefixes of each row that are there."""
+    rows = zip(sequences.tolist(), there.tolist(), strict=True)
+    return [[tuple(path) for path, is_there in zip(*row, strict=True) if is_there] for row in rows]
 
 
 def recorded(
     target: TableModel, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: TreeDrafter | None
 ) -> tuple[Decoded, Recorder]:
-    recorder = Recorder(drafter)
-    recorder.dead_state = catalogue.dead_state
+    recorder = Recorder(drafter, catalogue.dead_state)
     return decode(target(), catalogue, plan, recorder), recorder
 
 
@@ -257,7 +233,7 @@ def slow_speculation(plain: Recorder, drafts: Recorder, num_rows: int) -> dict[s
     return {"target_forwards": forwards, **counts}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_counts_equal_a_slow_count(seed: int) -> None:
     rng = random.Random(seed)
     num_rows = rng.randint(1, 3)
@@ -265,7 +241,7 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
     plan = make_plan(num_rows, rng.choice((2, 4, 9)))
     target = TableModel(tables(0, num_rows), num_rows)
     plain, beams = recorded(target, catalogue, plan, None)
-    decoded, drafts = recorded(target, catalogue, plan, random_drafter(rng, target, catalogue, plan))
+    decoded, drafts = recorded(target, catalogue, plan, random_drafter(rng, target, plan))
     assert_same(decoded, plain)
     assert plain.speculation.target_forwards == len(beams.calls) - 1
     assert not plain.speculation.drafted_nodes.any()
@@ -290,7 +266,7 @@ def slow_children(sequences: Sequence[Sequence[int]], beams: list[tuple[int, ...
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("budget", [1, 12, 60, 10**6])
+@pytest.mark.parametrize("budget", [1, 12, 60])
 def test_the_catalogue_drafts_all_that_can_follow_or_nothing(ragged: bool, budget: int) -> None:
     rows = random_rows(random.Random(budget), 300, ragged=ragged, length=4)
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
@@ -331,38 +307,26 @@ def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None
 # What a draft model drafts
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 9])
-def test_the_target_as_its_own_draft_is_always_right(num_steps: int) -> None:
+@pytest.mark.parametrize("num_steps", [1, 2, 9])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_draft_runs_one_forward_a_level_and_is_always_or_never_right(num_steps: int, is_right: bool) -> None:
     catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
     plan = make_plan(2, 4)
-    assistant = assistant_of(TableModel(target.logits, 2), num_beams=4, num_steps=num_steps)
-    decoded = decode(target(), catalogue, plan, TreeDrafter(budget=1, assistant=assistant))
+    draft = TableModel([table if is_right else -table for table in target.logits], 2)
+    assistant = assistant_of(draft, num_beams=4, num_steps=num_steps)
+    decoded, drafts = recorded(target, catalogue, plan, TreeDrafter(budget=1, assistant=assistant))
+    assert_same(decoded, decode(target(), catalogue, plan))
     found = decoded.speculation
-    assert found.accepted_steps.tolist() == found.drafted_steps.tolist()
-    assert found.accepted_nodes.tolist() == found.drafted_nodes.tolist()
-    assert found.target_forwards == -(-5 // (1 + num_steps)) - 1  # 1 + gamma levels a forward, the prefill included
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 9])
-def test_a_draft_runs_one_forward_a_level(num_steps: int) -> None:
-    catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
-    plan = make_plan(2, 4)
-    draft = TableModel(tables(5, 2), 2)
-    assistant = assistant_of(draft, num_beams=8, num_steps=num_steps)
-    _, drafts = recorded(target, catalogue, plan, TreeDrafter(budget=1, assistant=assistant))
+    # 1 + gamma levels a forward, the prefill included
+    assert found.target_forwards == (-(-5 // (1 + num_steps)) - 1 if is_right else 4)
+    for accepted, drafted in (
+        (found.accepted_steps, found.drafted_steps),
+        (found.accepted_nodes, found.drafted_nodes),
+    ):
+        assert accepted.tolist() == (drafted.tolist() if is_right else [0, 0])
     # The draft's own prefill gives the first level.
     expected = sum(len(levels) - (level == 0) for level, _, _, levels in drafts.calls)
     assert (assistant.num_forwards, len(draft.scored)) == (expected, expected)
-
-
-def test_an_adversarial_draft_is_never_right() -> None:
-    catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
-    plan = make_plan(2, 4)
-    assistant = assistant_of(TableModel([-table for table in target.logits], 2), num_beams=4, num_steps=9)
-    decoded = decode(target(), catalogue, plan, TreeDrafter(budget=1, assistant=assistant))
-    assert_same(decoded, decode(target(), catalogue, plan))
-    assert not decoded.speculation.accepted_steps.any()
-    assert decoded.speculation.target_forwards == 4
 
 
 def test_the_catalogue_takes_over_below_a_draft() -> None:
@@ -384,94 +348,6 @@ def test_a_relaxed_search_under_the_catalogues_draft_follows_its_seed() -> None:
         results.append(decode(target(), catalogue, plan, drafter))
     assert_same(results[1], results[0])
     assert results[1].speculation.target_forwards == 0
-
-
-# Planted errors
-
-
-def drop_a_child(nodes: Nodes, dead_state: int) -> Nodes:
-    if nodes.tokens.shape[1] < 2:
-        return nodes
-    return replace(nodes, states=nodes.states.clone().index_fill_(1, torch.tensor([0]), dead_state))
-
-
-def other_parents(nodes: Nodes, dead_state: int) -> Nodes:
-    return replace(nodes, parents=nodes.parents.roll(1, 1))
-
-
-def other_tokens(nodes: Nodes, dead_state: int) -> Nodes:
-    return replace(nodes, tokens=nodes.tokens.roll(1, 1))
-
-
-def check_many(check: Any = None) -> None:
-    for seed in range(60):
-        (check or check_random)(seed)
-
-
-def seen(check: Any = None) -> None:
-    with pytest.raises((AssertionError, RuntimeError)):
-        check_many(check)
-
-
-@pytest.mark.parametrize("spoil", [drop_a_child, other_parents, other_tokens])
-def test_a_planted_error_in_the_catalogues_draft_is_seen(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = drafters._all_children
-
-    def wrong(legal: Children, wanted: torch.Tensor, *, width: int, dead_state: int) -> Nodes:
-        return spoil(right(legal, wanted, width=width, dead_state=dead_state), dead_state)
-
-    monkeypatch.setattr(drafters, "_all_children", wrong)
-    seen()
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [lambda places, found: (places.roll(1, 1), found), lambda places, found: (places, torch.ones_like(found))],
-    ids=["places off by one", "everything is found"],
-)
-def test_a_planted_error_in_verification_is_seen(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = loop.locate
-    monkeypatch.setattr(loop, "locate", lambda beams, nodes: spoil(*right(beams, nodes)))
-    seen()
-
-
-def test_a_guess_that_is_taken_for_all_there_is_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = drafters.Assistant.draft
-
-    def draft(*args: Any) -> Iterator[Nodes]:
-        return (replace(nodes, is_complete=True) for nodes in right(*args))
-
-    monkeypatch.setattr(drafters.Assistant, "draft", draft)
-    seen()
-
-
-def test_a_wrong_count_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = loop.locate
-    monkeypatch.setattr(loop, "locate", lambda beams, nodes: (right(beams, nodes)[0], right(beams, nodes)[1] & False))
-    seen(test_counts_equal_a_slow_count)
-
-
-def test_a_drafter_that_forgets_endings_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        DeviceCatalogue, "is_leaf", lambda self, states, **_: torch.zeros_like(states, dtype=torch.bool)
-    )
-    with pytest.raises(AssertionError):
-        test_the_catalogue_drafts_all_that_can_follow_or_nothing(True, 60)
-
-
-def test_tables_and_children_agree_with_each_other() -> None:
-    # The slow count stands on prefixes: a node's prefix leads to the node.
-    catalogue, target = fixed_catalogue(3, 100), TableModel(tables(0, 1), 1)
-    recorder = Recorder(TreeDrafter(budget=10**6))
-    recorder.dead_state = catalogue.dead_state
-    states = torch.zeros((1, 1), dtype=torch.long)
-    decode(target(), catalogue, make_plan(1, 3), recorder)
-    for path in recorder.calls[0][3][0][0]:
-        here = states
-        for level, token in enumerate(path):
-            legal = children(here, catalogue, level=level)
-            assert bool((legal.legal & (legal.tokens == token)).any())
-            here = transition.advance(here, torch.tensor([[token]]), catalogue, level=level)
 
 
 def test_paths_draft_what_is_least_behind_their_own_choice() -> None:

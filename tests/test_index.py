@@ -12,7 +12,6 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -124,8 +123,6 @@ def test_ragged_sequences_and_generators() -> None:
     assert list(expected) == [[5, 2], [5, 7, 7, 2], [5, 8, 2], [9, 2]]
     assert expected.items(RAGGED) == [[0], [1], [2, 4], [3], [2, 4]]
     assert (expected.max_length, len(expected), expected.num_items, expected.eos_token_id) == (4, 4, 5, EOS)
-    named = ConstraintIndex.from_sequences(iter(ROWS), item_ids=iter("abcd"))
-    assert named.items(iter(ROWS)) == [["a"], ["b", "d"], ["c"], ["b", "d"]]
 
 
 def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
@@ -159,13 +156,10 @@ def test_item_ids_of_any_kind_come_back_as_pythons_own(ids: Any, tmp_path: Path)
 
 
 def test_integer_ids_have_64_bits_before_and_after_updates() -> None:
-    for ids in (None, [4, 3, 2, 1], np.array([4, 3, 2, 1], dtype=np.int16)):
-        index = ConstraintIndex.from_sequences([[5], [6], [7], [8]], item_ids=ids)
-        found = [index.item_ids]
-        index.add([[9]], [9])
-        index.remove([1])
-        found += [index.item_ids, index.where([9]).item_ids]
-        assert [ids.dtype for ids in found if isinstance(ids, np.ndarray)] == [np.int64] * 3
+    index = ConstraintIndex.from_sequences([[5], [6]], item_ids=np.array([2, 1], dtype=np.int16))
+    found = [index.item_ids]
+    index.add([[9]], [9])
+    assert [ids.dtype for ids in (*found, index.item_ids) if isinstance(ids, np.ndarray)] == [np.int64] * 2
 
 
 @pytest.mark.parametrize(
@@ -185,6 +179,7 @@ def test_integer_ids_have_64_bits_before_and_after_updates() -> None:
         (np.array([[5], [2**64 - 1]], dtype=np.uint64), {}, f"sequence 1 has token {2**64 - 1} at position 0"),
         ([[5, 7], [5, 7.5]], {}, "sequence 1 has 7.5 at position 1"),
         (np.array([[5.0]]), {}, "sequences has dtype float64, expected integers"),
+        (torch.tensor(ROWS, dtype=torch.bfloat16), {}, "expected integers: pass token ids"),  # which NumPy lacks
         ([[5, True]], {}, "sequence 0 has True at position 1, expected an integer"),
         (np.array([[True]]), {}, "sequences has dtype bool"),
         (["57"], {}, "sequence 0 is '57', expected a list of token ids: pass token ids, not text"),
@@ -213,6 +208,9 @@ def test_integer_ids_have_64_bits_before_and_after_updates() -> None:
 def test_bad_catalogues_are_refused(rows: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConstraintIndex.from_sequences(rows, **arguments)
+    if message.startswith(("sequences has", "expected integers", "sequences is '57'")):
+        with pytest.raises(ValueError, match=message):
+            ConstraintIndex.from_sequences(ROWS).items(rows)
 
 
 # What it answers
@@ -222,21 +220,11 @@ def test_bad_catalogues_are_refused(rows: Any, arguments: dict[str, Any], messag
 def test_items_of_generated_rows_of_any_kind(row: list[int]) -> None:
     """Which rows are items: tests/test_trie.py and tests/test_generated.py."""
     index = ConstraintIndex.from_sequences(RAGGED, eos_token_id=EOS)
-    for rows in (
-        [row, row],
-        np.array([row, row]),
-        torch.tensor([row, row]),
-        (row, tuple(row)),
-        map(np.array, [row] * 2),
-    ):
+    for rows in ([row, row], np.array([row, row]), torch.tensor([row, row]), iter([row, tuple(row)])):
         assert index.items(rows) == [[2, 4], [2, 4]]
     assert index.items(row) == index.items(np.array(row)) == index.items(torch.tensor(row)) == [[2, 4]]
-
-
-def test_items_of_rows_of_several_lengths() -> None:
-    index = ConstraintIndex.from_sequences(ROWS, item_ids=["a", "b", "c", "d"])
-    assert index.items([[5, 8], [6], [], [6, 7, 0, 0], [0]]) == [["b", "d"], [], [], ["c"], []]
-    assert index.items([]) == index.items(np.zeros((0, 2), dtype=int)) == index.items(torch.zeros((0, 9)).long()) == []
+    assert index.items([[5, 7, 7], [6], [], [9, 2, 0, 0]]) == [[1], [], [], [0]]
+    assert index.items([]) == index.items(np.zeros((0, 2), dtype=int)) == []
     assert index.items(torch.zeros((2, 0)).long()) == [[], []]
 
 
@@ -259,20 +247,6 @@ def test_allowed_next_tokens_of_prefixes_of_any_kind() -> None:
         index.allowed_next_tokens([[5], [5]])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (torch.ones(2, 2), "sequences has dtype float32, expected integers"),
-        (torch.tensor(ROWS, dtype=torch.bfloat16), "expected integers: pass token ids"),  # which NumPy lacks
-        (torch.ones(2, 2, 2).long(), r"sequences has shape \[2, 2, 2\]"),
-        ("ham", "sequences is 'ham'"),
-    ],
-)
-def test_items_refuses_what_are_no_tokens(rows: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ConstraintIndex.from_sequences(ROWS).items(rows)
-
-
 def test_repr_and_sizes_say_what_is_there() -> None:
     index = ConstraintIndex.from_sequences(ROWS)
     assert repr(index) == "ConstraintIndex(3 sequences, 4 items, max_length=2, eos_token_id=None, 0.0 MB)"
@@ -285,26 +259,21 @@ def test_repr_and_sizes_say_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("copied", [lambda index: pickle.loads(pickle.dumps(index)), copy.copy, copy.deepcopy])
-@golden
-def test_copies_of_an_updated_index_answer_alike_and_go_their_own_ways(name: str, copied: Any, tmp_path: Path) -> None:
-    golden_indexes()[name].save_pretrained(tmp_path)
-    for index in (golden_indexes()[name], ConstraintIndex.from_pretrained(tmp_path)):
+def test_copies_of_an_updated_index_answer_alike_and_go_their_own_ways(copied: Any, tmp_path: Path) -> None:
+    golden_indexes()["strings"].save_pretrained(tmp_path)
+    for index in (golden_indexes()["strings"], ConstraintIndex.from_pretrained(tmp_path)):
         assert same(copied(index), index)
         rows, ids = list(index), list(index.item_ids)
-        new: Any = "new" if isinstance(ids[0], str) else 999
-        row = [*rows[0][:-2], 77, rows[0][-1]]
         index.remove(ids[1:2])
-        index.add([row, rows[-1]], [new, ids[1]])
-        view = index.where([*ids[2:], new])
+        index.add([[9, 77], rows[-1]], ["new", ids[1]])
+        view = index.where([*ids[2:], "new"])
         for one in (index, view):
             twin = copied(one)
             assert list(twin) == list(one)
-            assert twin.items([*rows, row]) == one.items([*rows, row])
-            assert list(twin.item_ids) == list(one.item_ids)
-        twin.remove([new])
-        assert view.items([row]) == [[new]] != twin.items([row])
-        view.remove(ids[2:3])
-        assert twin.has_items(ids[2:3]).all()
+            assert twin.items([*rows, [9, 77]]) == one.items([*rows, [9, 77]])
+            assert twin.item_ids == one.item_ids
+        twin.remove(["new"])
+        assert view.items([[9, 77]]) == [["new"]] != twin.items([[9, 77]])
 
 
 @pytest.mark.filterwarnings("error")
@@ -351,17 +320,6 @@ def test_a_save_while_an_index_is_loaded_mixes_no_files(tmp_path: Path, monkeypa
     assert same(ConstraintIndex.from_pretrained(tmp_path / "index"), new)
 
 
-def test_threads_share_an_index() -> None:
-    index = ConstraintIndex.from_sequences(
-        [[5, 7, row % 50] if row % 2 else [row % 50 + 3] for row in range(500)], eos_token_id=EOS
-    )
-    rows = list(index)
-    twin = copy.deepcopy(index)
-    expected = twin.items(rows)
-    with ThreadPoolExecutor(8) as pool:
-        assert all(items == expected for items in pool.map(lambda _: index.items(rows), range(64)))
-
-
 # Files
 
 
@@ -383,28 +341,14 @@ def test_golden_files_of_format_version_2_and_the_way_back(name: str, tmp_path: 
 def test_the_golden_files_hold_every_kind_of_array() -> None:
     arrays = {name: items_of(index).arrays() for name, index in golden_indexes().items()}
     kinds = {re.sub(r"\d", "N", name) for name in chain(*arrays.values())}
-    assert kinds == {
-        "tokens",
-        "children.N.offsets",
-        "children.N.exceptions",
-        "items.offsets",
-        "items.exceptions",
-        "items.numbers",
-        "items.positions",
-        "item_ids.values",
-        "item_ids.bounds",
-        "item_ids.order",
-    }
+    names = "tokens children.N.offsets children.N.exceptions items.offsets items.exceptions items.numbers"
+    assert kinds == {*f"{names} items.positions item_ids.values item_ids.bounds item_ids.order".split()}
     assert arrays["shared"]["items.offsets"].tolist() == [0, 2, 4, 5]
-    assert "items.exceptions" not in arrays["shared"]
-    assert "item_ids.order" not in arrays["shared"]
+    assert not arrays["shared"].keys() & {"items.exceptions", "item_ids.order"}
     assert not [name for name in arrays["sparse"] if name.startswith("item_ids")]
     assert arrays["sparse"]["children.3.exceptions"].tolist() == [0, 5, 10, 11, 15]
     assert arrays["sparse"]["children.3.offsets"].tolist() == [0, -1, -2, -3, -2, -3]
-    assert arrays["sparse"]["children.2.exceptions"].tolist() == []
-    assert arrays["sparse"]["children.2.offsets"].tolist() == [0]
     assert arrays["sparse"]["items.exceptions"].tolist() == [12]
-    assert arrays["sparse"]["items.offsets"].tolist() == [0, 2]
     assert items_of(golden_indexes()["sparse"]).trie.token_bases == (70_019, 0, 0, 0, 0)
 
 
@@ -494,24 +438,12 @@ def test_damaged_files_are_refused(file: str, damage: Any, message: str, tmp_pat
 def test_any_flipped_bit_is_refused(file: str, tmp_path: Path) -> None:
     golden_indexes()["strings"].save_pretrained(tmp_path)
     data = (tmp_path / file).read_bytes()
-    for position in range(0, len(data), 3):
+    for position in range(0, len(data), 11):
         flipped = bytearray(data)
         flipped[position] ^= 1 << position % 8
         (tmp_path / file).write_bytes(flipped)
         with pytest.raises(ValueError, match="download it or save it again|pip install"):
             ConstraintIndex.from_pretrained(tmp_path)
-
-
-def test_a_safetensors_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = ConstraintIndex.from_sequences(ROWS)
-    index.save_pretrained(tmp_path)
-    old_json = (tmp_path / JSON_FILE).read_bytes()
-    monkeypatch.setattr(storage, "FORMAT_VERSION", 3)
-    index.save_pretrained(tmp_path)
-    monkeypatch.undo()
-    (tmp_path / JSON_FILE).write_bytes(old_json)  # as an interrupted save leaves it
-    with pytest.raises(ValueError, match=r"has format_version 3, expected at most 2: a newer hf_gr wrote it"):
-        ConstraintIndex.from_pretrained(tmp_path)
 
 
 class Trap:
@@ -533,17 +465,17 @@ def test_a_pickle_is_never_loaded(file: str, tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> None:
-    """Save an index with one array or field replaced, or omitted for None, and with digests that fit."""
+def save_with(folder: Path, index: ConstraintIndex, name: str = "", value: Any = None, **how: Any) -> None:
+    """Save an index with one array or field replaced, or omitted for None; digests fit."""
     items = items_of(index)
     fields = {"num_items": index.num_items, "num_sequences": len(index), "max_length": index.max_length}
     fields |= {"eos_token_id": index.eos_token_id, **storage.describe_items(items)}
     arrays: dict[str, Any] = items.arrays()
-    changed: Any = arrays if name in arrays or "." in name else fields
-    changed[name] = value(changed[name]) if callable(value) else value
-    if value is None:
-        del changed[name]
-    storage.save(folder, fields, arrays, card="")
+    for held in (fields, arrays):
+        if name in held:
+            held[name] = value(held[name]) if value else None
+            held.pop(name) if value is None else None
+    storage.save(folder, fields, arrays, card="", **how)
 
 
 @pytest.mark.parametrize(
@@ -551,7 +483,6 @@ def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> Non
     [
         ("tokens", None),
         ("children.0.offsets", None),
-        ("items.positions", None),
         ("tokens", lambda a: a.astype(np.float64)),
         ("level_sizes", None),
         ("branching", lambda sizes: sizes[:-1]),
@@ -560,11 +491,20 @@ def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> Non
 )
 def test_a_file_that_lacks_something_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     """The digests fit, since whoever makes a file can make them: only what cannot be read at all is refused then."""
-    index = ConstraintIndex.from_sequences(SPARSE, item_ids=[f"n{number}" for number in range(23)], eos_token_id=EOS)
-    plant_in(index, tmp_path, "num_items", 23)
-    assert same(ConstraintIndex.from_pretrained(tmp_path), index)
-    plant_in(index, tmp_path, name, value)
+    save_with(tmp_path, golden_indexes()["strings"])
+    assert same(ConstraintIndex.from_pretrained(tmp_path), golden_indexes()["strings"])
+    save_with(tmp_path, golden_indexes()["strings"], name, value)
     with pytest.raises(ValueError, match=r"holds no constraint index|no safetensors file"):
+        ConstraintIndex.from_pretrained(tmp_path)
+
+
+def test_a_safetensors_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """Also beside the JSON of an older one, as an interrupted save leaves it."""
+    save_with(tmp_path, golden_indexes()["strings"])
+    old_json = (tmp_path / JSON_FILE).read_bytes()
+    save_with(tmp_path, golden_indexes()["strings"], version=3)
+    (tmp_path / JSON_FILE).write_bytes(old_json)
+    with pytest.raises(ValueError, match=r"has format_version 3, expected at most 2: a newer hf_gr wrote it"):
         ConstraintIndex.from_pretrained(tmp_path)
 
 
@@ -586,9 +526,9 @@ def test_sha256_is_compared_on_request_and_some_digest_always(tmp_path: Path, mo
     index = golden_indexes()["sparse"]
     monkeypatch.setitem(storage.DIGESTS, "arrays_sha256", lambda: hashlib.sha256(b"of other arrays"))
     index.save_pretrained(tmp_path / "xxh3")
-    monkeypatch.setattr(storage, "DIGESTS", {})
-    index.save_pretrained(tmp_path / "none")
     monkeypatch.undo()
+    index.save_pretrained(tmp_path / "none")
+    save_with(tmp_path / "none", index, digests=[])
     assert same(ConstraintIndex.from_pretrained(tmp_path / "xxh3"), index)
     for folder, verify in (("xxh3", True), ("none", None)):
         with pytest.raises(ValueError, match="was altered after it was saved"):

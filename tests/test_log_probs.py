@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,13 +30,12 @@ def logits(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
 
 
-def kinds() -> dict[str, Children]:
-    """Children as every level may give them; some are illegal."""
+def children() -> Children:
+    """As any level may give them; some are illegal."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(VOCABULARY, (BATCH, BEAMS, CHILDREN), generator=generator)
     legal = torch.rand(tokens.shape, generator=generator) < 0.7
-    plain = Children(torch.where(legal, tokens, 0), legal, tokens)
-    return {"plain": plain, "columns": replace(plain, tokens=tokens // 2)}
+    return Children(torch.where(legal, tokens, 0), legal, tokens)
 
 
 def scores(given: torch.Tensor, legal: Children) -> torch.Tensor:
@@ -60,24 +58,15 @@ def no_compiler() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("at_once", [1, 3, 9, 100])
-@pytest.mark.parametrize("kind", ["plain", "columns"])
+@pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_pieces_of_every_size_give_the_log_softmax(
-    kind: str, at_once: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    at_once: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_probs, "rows_at_once", lambda *_: at_once)
-    given, legal = logits(dtype), kinds()[kind]
+    given, legal = logits(dtype), children()
     found = scores(given, legal)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected(given, legal), atol=TOL, rtol=TOL)
-
-
-def test_planted_scores_of_other_rows_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probs, "rows_at_once", lambda *_: 3)
-    plain = kinds()["plain"]
-    wrong = Children(plain.tokens.roll(1, dims=1), plain.legal, plain.tokens)
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(scores(logits(), wrong), expected(logits(), plain), atol=TOL, rtol=TOL)
 
 
 def test_pieces_are_gone_before_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,13 +85,12 @@ def test_pieces_are_gone_before_the_next_ones(monkeypatch: pytest.MonkeyPatch) -
     assert alive == [0, 0, 0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-def test_compiled_it_writes_nothing_of_the_size_of_the_logits(dtype: torch.dtype) -> None:
+def test_compiled_it_writes_nothing_of_the_size_of_the_logits() -> None:
     """By the compiler's CPU backend, which decides what is kept as it does for a device."""
     from torch._inductor.utils import run_and_get_code
 
-    given, tokens = torch.randn((50, 3000)).to(dtype), torch.randint(3000, (50, 7))
+    given, tokens = torch.randn((50, 3000)).bfloat16(), torch.randint(3000, (50, 7))
     compiled = torch.compile(log_probs._log_probs, dynamic=True, fullgraph=True)
     found, (code,) = run_and_get_code(compiled, given, tokens)
     torch.testing.assert_close(found, token_log_probs(given, tokens), atol=1e-5, rtol=TOL)
@@ -146,13 +134,10 @@ def test_pieces_are_sized_by_device() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
-@pytest.mark.parametrize("compiles", [True, False])
-def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
-    compiles: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """512 beams over 151,936 tokens on a device; planted: pieces, which are more operations."""
+def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 beams over 151,936 tokens on a device."""
     monkeypatch.setattr(log_probs, "_compiled", lambda: as_one_operation(log_probs._log_probs))
-    monkeypatch.setattr(log_probs, "NOT_COMPILED", set() if compiles else {torch.device("cuda", 0)})
+    monkeypatch.setattr(log_probs, "NOT_COMPILED", set())
     shape = (1, 512, 151_936)
     with PretendCuda() as cuda:
         given = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
@@ -162,7 +147,7 @@ def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
         log = cuda.clear()
         found = decode.child_scores(given, legal, beams, make_plan(1, 512))
     assert found.shape == (1, 512, 256)
-    assert (log.number() <= 10) == compiles
+    assert log.number() <= 10
     assert not log.waits
     assert max(made.num_bytes for made in log.made) < given.numel() * 4 // 2  # less than half of them all in fp32
 

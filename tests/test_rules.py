@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 import threading
@@ -16,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from families import EOS, PAD, VOCABULARY, prompts, shared
-from hypothesis import given, settings
+from families import EOS, PAD, prompts, shared
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, enable
@@ -94,8 +95,12 @@ def check_same(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(scores, expected_scores, atol=SCORE_TOL)
 
 
-def check_rules(seed: int, *, ragged: bool, **kwargs: Any) -> None:
-    """Updates, then a rule of its own and exclusions for every prompt: against an index for each prompt."""
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.just(True))
+@example(2, False, False)
+@example(3, True, False)
+def test_rules_and_updates_equal_an_index_of_the_living(seed: int, ragged: bool, use_cache: bool) -> None:
+    """Updates, then a rule of its own and exclusions for every prompt; without a cache in transformers' own loop."""
     catalogue = Catalogue(seed, ragged=ragged)
     model = enable(shared("qwen3"))
     for _ in range(catalogue.random.randint(0, 4)):
@@ -115,7 +120,7 @@ def check_rules(seed: int, *, ragged: bool, **kwargs: Any) -> None:
         expected.append(
             run(model, row, catalogue.build(pairs)) if pairs else ([[]] * NUM_BEAMS, [-np.inf] * NUM_BEAMS)
         )
-    tokens, scores = run(model, -1, views, exclude_items=excluded, **kwargs)
+    tokens, scores = run(model, -1, views, exclude_items=excluded, use_cache=use_cache)
     for row in range(3):
         here = slice(row * NUM_BEAMS, (row + 1) * NUM_BEAMS)
         check_same((tokens[here], scores[here]), expected[row])
@@ -124,38 +129,25 @@ def check_rules(seed: int, *, ragged: bool, **kwargs: Any) -> None:
         assert not {item for row in items for item in row} & set(excluded[row])
 
 
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 10**6), st.booleans())
-def test_rules_and_updates_equal_an_index_of_the_living(seed: int, ragged: bool) -> None:
-    check_rules(seed, ragged=ragged)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_rules_hold_in_transformers_own_loop(ragged: bool) -> None:
-    check_rules(2, ragged=ragged, use_cache=False)
-
-
 def test_a_call_sees_the_catalogue_before_or_after_an_update() -> None:
     """Another thread swaps two halves of the catalogue in and out: a call sees one of them, never a mixture."""
     catalogue, model = Catalogue(3, ragged=False, num_items=40), enable(shared("qwen3"))
-    halves = [[pair for pair in catalogue.pairs if pair[1] % 2 == half] for half in (0, 1)]
-    index = catalogue.build(halves[0])
-    allowed = [run(model, 0, catalogue.build(half))[0] for half in halves]
-    stop = threading.Event()
+    halves = [catalogue.build(pair for pair in catalogue.pairs if pair[1] % 2 == half) for half in (0, 1)]
+    allowed = [run(model, 0, half)[0] for half in halves]
+    index, stop = copy.copy(halves[0]), threading.Event()
 
     def swap() -> None:
-        half = 0
-        while not stop.wait(0.001):  # without a pause this thread would have most of the interpreter's time
-            half = 1 - half
-            index._snapshot = catalogue.build(halves[half]).snapshot
+        for half in itertools.cycle(halves[::-1]):
+            if stop.wait(0.001):  # without a pause this thread would have most of the interpreter's time
+                return
+            index._snapshot = half.snapshot
 
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
-        seen = [run(model, 0, index)[0] for _ in range(40)]
-    finally:
-        stop.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(swap)
+        try:
+            seen = [run(model, 0, index)[0] for _ in range(20)]
+        finally:
+            stop.set()
     assert all(tokens in allowed for tokens in seen)
     assert len({str(tokens) for tokens in seen}) == 2
 
@@ -182,18 +174,6 @@ def test_everything_filtered_away_gives_nothing_but_padding() -> None:
         tokens, scores = run(model, 0, index, exclude_items=excluded)
         assert tokens == [[]] * NUM_BEAMS
         assert scores == [-np.inf] * NUM_BEAMS
-
-
-@pytest.mark.parametrize("kwargs", [{"num_beams": 1}, {"num_beams": 1, "do_sample": True, "num_return_sequences": 5}])
-def test_greedy_and_sampling_follow_the_rules(kwargs: dict[str, Any]) -> None:
-    catalogue, model = Catalogue(1, ragged=True), enable(shared("qwen3"))
-    catalogue.remove(10)
-    catalogue.add(10)
-    kept, excluded = catalogue.ids[::2], catalogue.ids[:10]
-    view = catalogue.index.where(kept)
-    out = model.generate(**prompts(3, 6), constraint_index=view, exclude_items=[excluded] * 3, **kwargs)
-    items = view.items(out[:, 6:], exclude_items=[excluded] * 3)
-    assert all(row and set(row) <= set(kept) - set(excluded) for row in items)
 
 
 def test_a_view_shares_the_arrays_and_keeps_its_own_time() -> None:
@@ -268,13 +248,6 @@ def test_bad_rules_and_updates_change_nothing(call: Callable[[], Any], message: 
     assert INDEX.snapshot is before
 
 
-def test_an_added_token_beyond_the_vocabulary_is_refused() -> None:
-    index = ConstraintIndex.from_sequences([[5, 7]])
-    index.add([[5, VOCABULARY]], [1])
-    with pytest.raises(ValueError, match="token 64, expected less than the vocabulary"):
-        run(enable(shared("qwen3")), 0, index)
-
-
 def test_an_addition_that_is_taken_back_leaves_nothing_behind_once_compacted() -> None:
     index = ConstraintIndex.from_sequences([[5], [6]], eos_token_id=EOS)
     index.add([[9999, 4]], [7])
@@ -287,13 +260,10 @@ def test_an_addition_that_is_taken_back_leaves_nothing_behind_once_compacted() -
     assert with_it.where([0]).compact().max_token_id == 5
 
 
-def test_exclusions_are_read_alike_everywhere() -> None:
+def test_exclusions_are_read_alike_everywhere_and_nothing_is_added() -> None:
     index = ConstraintIndex.from_sequences([[5, 7], [5, 7]])
     for excluded in ([torch.tensor([1])], torch.tensor([[1]]), (row for row in [np.array([1, 99])])):
         assert index.items([[5, 7]], exclude_items=excluded) == [[0]]  # pyright: ignore
-
-
-def test_nothing_is_added() -> None:
     before = INDEX.snapshot
     for nothing in ([], (), np.zeros((0, 2), dtype=int)):
         INDEX.add(nothing, [])

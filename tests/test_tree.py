@@ -76,16 +76,3 @@ def test_rows_of_different_depth_see_their_own_ancestors() -> None:
         [False, False, False, True, False, True, True],
         [False, True, False, True, False, False, True],
     ]
-
-
-def test_growing_compiles_into_one_graph() -> None:
-    def step(ancestry: torch.Tensor, parents: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
-        return Tree(ancestry, 4).grow(parents, depth=2).attention_mask(prompt)
-
-    arguments = (
-        torch.tensor([[[0], [1], [2], [3]]]),
-        torch.tensor([[3, 1, 1, 0]]),
-        torch.ones((1, 5), dtype=torch.bool),
-    )
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*arguments), step(*arguments))
