@@ -97,7 +97,7 @@ def make_case(seed: int, *, num_beams: int = 4, batch_size: int = 3) -> Case:
     target = PathScores(target_first.log_softmax(-1), target_rest.log_softmax(-1))
 
     walked = walk(paths[:, :-1], training_catalogue(index, CPU))
-    dense = [level.gather(target.at(at)[:, : level.below.legal.shape[1]]) for at, level in enumerate(walked)]
+    dense = [level.gather(target.levels()[at][:, : level.below.legal.shape[1]]) for at, level in enumerate(walked)]
     dense = [level.restore(values[level.stored]) for level, values in zip(walked, dense, strict=True)]
     mask = paths[:, :-1] >= 0
     levels = compare_levels(walked, scores, dense)
@@ -211,9 +211,9 @@ def at_logits(case: Case, logits: torch.Tensor) -> Case:
     # Children are in token order: where they stand in the old log-probabilities is where they stand in the new.
     levels = []
     for at, level in enumerate(case.levels):
-        old = case.scores.at(at)[:, : level.draft.shape[1]]
+        old = case.scores.levels()[at][:, : level.draft.shape[1]]
         places = (old[..., None, :] == level.draft[..., None]).int().argmax(-1)
-        levels.append(replace(level, draft=scores.at(at)[:, : level.draft.shape[1]].gather(-1, places)))
+        levels.append(replace(level, draft=scores.levels()[at][:, : level.draft.shape[1]].gather(-1, places)))
     return replace(case, scores=scores, levels=levels)
 
 

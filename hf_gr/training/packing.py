@@ -17,21 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import DataParallel
-from torch.nn.utils.rnn import pad_sequence
 
-from hf_gr.generation.prompts import pad
+from hf_gr.generation.prompts import Side, pad
 from hf_gr.generation.torch.layouts import takes_tree
 from hf_gr.generation.torch.models import base_model, layer_types, mask_dtype, takes_argument
 from hf_gr.generation.torch.prompts import positions_of
-from hf_gr.torch.tree import to_additive
-
-# The fixed cost of a forward, in tokens; on a GPU (True) thousands of tokens cost no more than one.
-OVERHEAD = {False: 128, True: 8192}
+from hf_gr.torch.tree import prompt_attention, to_additive
 
 
 @dataclass(frozen=True)
@@ -46,12 +40,8 @@ class PathScores:
     first: Float[Tensor, "batch 1 vocab"]
     rest: Float[Tensor, "batch sequences nodes vocab"]
 
-    def at(self, level: int) -> Float[Tensor, "batch prefixes vocab"]:
-        """The scores of the tokens at `level`."""
-        return self.first if level == 0 else self.rest[:, :, level - 1]
-
     def levels(self) -> list[Float[Tensor, "batch prefixes vocab"]]:
-        """All of `at`, whose gradients take one pass over the scores together, not one each."""
+        """The scores of the tokens at each level; their gradients take one pass over the scores together."""
         return [self.first, *self.rest.unbind(2)]
 
     def log_softmax(self) -> PathScores:
@@ -72,16 +62,10 @@ def pad_token(model: Any) -> int:
     return 0 if pad_token_id is None else pad_token_id
 
 
-def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int) -> tuple[Int[Tensor, "batch prompt"], Any]:
-    """Prompts of any length with padding on the left, and their attention mask."""
-    input_ids, mask = pad(prompts, pad_token_id)
+def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int, side: Side = "left") -> tuple[Tensor, Tensor]:
+    """Prompts of any length as `[B, P]` tokens with padding, and their attention mask."""
+    input_ids, mask = pad(prompts, pad_token_id, side=side)
     return torch.from_numpy(input_ids), torch.from_numpy(mask)
-
-
-def pad_rows(rows: Sequence[np.ndarray], *, fill: int) -> Tensor:
-    """Rows of any length, such as labels, with padding on the right."""
-    tensors = [torch.from_numpy(row.copy()) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=fill)
 
 
 def can_pack(model: Any, length: int) -> bool:
@@ -122,85 +106,31 @@ def score_paths(
 
     Source: AtSpeed, section 3.3 and figure 2c.
     """
-    length = paths.shape[-1]
+    num_paths, length = paths.shape[1:]
     if pack is None:
         pack = can_pack(model, input_ids.shape[1] + length - 1)
-    num_nodes = paths[0, :, 1:].numel() if pack else length - 1
-    chunks = [list(range(len(paths)))]
-    if not _is_distributed(model):
-        chunks = split_by_length(attention_mask.sum(-1).tolist(), num_nodes, overhead=OVERHEAD[paths.is_cuda])
-    if len(chunks) == 1:
-        return _score(model, input_ids, attention_mask, paths, pack)
-    parts: list[PathScores] = []
-    for chunk in chunks:
-        rows = torch.tensor(chunk, device=paths.device)
-        width = int(attention_mask[rows[-1]].sum())
-        parts.append(_score(model, input_ids[rows, -width:], attention_mask[rows, -width:], paths[rows], pack))
-    order = torch.tensor([row for chunk in chunks for row in chunk], device=paths.device).argsort()
-    first, rest = (torch.cat([getattr(part, name) for part in parts])[order] for name in ("first", "rest"))
-    return PathScores(first, rest)
-
-
-def split_by_length(lengths: Sequence[int], num_nodes: int, *, overhead: int) -> list[list[int]]:
-    """The rows of a batch in groups of similar lengths, so that little padding is computed.
-
-    Args:
-        lengths: tokens of each prompt.
-        num_nodes: tokens after each prompt.
-        overhead: the fixed cost of a forward, in tokens.
-
-    Returns:
-        The groups of least cost (rows times longest prompt and nodes, plus the overhead), shortest first; each by
-        ascending length.
-    """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    # By the end of the last group: the least cost, and where that group starts.
-    best: list[tuple[int, int]] = [(0, 0)]
-    for end in range(1, len(order) + 1):
-        width = lengths[order[end - 1]] + num_nodes
-        best.append(min((best[start][0] + (end - start) * width + overhead, start) for start in range(end)))
-    groups: list[list[int]] = []
-    end = len(order)
-    while end:
-        start = best[end][1]
-        groups.append(order[start:end])
-        end = start
-    return groups[::-1]
-
-
-def _is_distributed(model: Any) -> bool:
-    """Whether other processes wait for this one: all must run equally many forwards."""
-    group = torch.distributed
-    is_several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
-    return is_several or isinstance(model, DataParallel)
-
-
-def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor, pack: bool) -> PathScores:
-    """One forward over all rows."""
-    num_paths, length = paths.shape[1:]
-    nodes = paths[..., : length - 1].clamp(min=0)
-    positions = positions_of(attention_mask)
+    nodes = paths[..., :-1].clamp(min=0)
     depth = torch.arange(1, length, device=paths.device)
     if pack:
-        after = positions[:, -1:] + depth.repeat(num_paths)
         mask = packed_mask(attention_mask.bool(), num_paths, length - 1)
         dtype = mask_dtype(base_model(model))
-        logits = _forward(
-            model,
-            torch.cat([input_ids, nodes.flatten(1)], dim=1),
-            mask if dtype is None else to_additive(mask, dtype),
-            torch.cat([positions, after], dim=1),
-            num_logits=1 + nodes[0].numel(),
-        )
+        mask = mask if dtype is None else to_additive(mask, dtype)
+        depth = depth.repeat(num_paths)
+    else:
+        input_ids, attention_mask = (x.repeat_interleave(num_paths, dim=0) for x in (input_ids, attention_mask))
+        mask = torch.nn.functional.pad(attention_mask, (0, length - 1), value=1)
+        nodes = nodes.flatten(0, 1)
+    positions = positions_of(attention_mask)
+    num_logits = 1 + len(depth)
+    given: dict[str, Any] = {"use_cache": False, "return_dict": True}
+    if takes_argument(base_model(model), "position_ids"):
+        given["position_ids"] = torch.cat([positions, positions[:, -1:] + depth], dim=1)
+    if takes_argument(base_model(model), "logits_to_keep"):  # the rest is most of the work of a large vocabulary
+        given["logits_to_keep"] = num_logits
+    tokens = torch.cat([input_ids, nodes.flatten(1)], dim=1)
+    logits = model(input_ids=tokens, attention_mask=mask, **given).logits[:, -num_logits:]
+    if pack:
         return PathScores(logits[:, :1], logits[:, 1:].unflatten(1, (num_paths, length - 1)))
-    after = positions[:, -1:] + depth
-    logits = _forward(
-        model,
-        torch.cat([input_ids.repeat_interleave(num_paths, dim=0), nodes.flatten(0, 1)], dim=1),
-        torch.nn.functional.pad(attention_mask, (0, length - 1), value=1).repeat_interleave(num_paths, dim=0),
-        torch.cat([positions, after], dim=1).repeat_interleave(num_paths, dim=0),
-        num_logits=length,
-    )
     logits = logits.unflatten(0, (-1, num_paths))
     return PathScores(logits[:, 0, :1], logits[:, :, 1:])
 
@@ -208,29 +138,8 @@ def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor,
 def packed_mask(
     prompt_mask: Bool[Tensor, "batch prompt"], num_paths: int, num_nodes: int
 ) -> Bool[Tensor, "batch 1 tokens tokens"]:
-    """Which token sees which: the prompt is causal; a node sees the prompt's real tokens, its path so far and itself.
-
-    Padding sees itself, because attention to nothing gives NaN.
-    """
-    batch_size, width = prompt_mask.shape
-    device = prompt_mask.device
-    causal = torch.ones((width, width), dtype=torch.bool, device=device).tril()
-    itself = torch.eye(width, dtype=torch.bool, device=device)
-    path = torch.ones((num_nodes, num_nodes), dtype=torch.bool, device=device).tril()
-    paths = torch.block_diag(*[path] * num_paths).bool() if num_nodes else path
-    mask = torch.zeros((batch_size, 1, width + len(paths), width + len(paths)), dtype=torch.bool, device=device)
-    mask[:, 0, :width, :width] = (causal & prompt_mask[:, None]) | itself
-    mask[:, 0, width:, :width] = prompt_mask[:, None]
-    mask[:, 0, width:, width:] = paths
-    return mask
-
-
-def _forward(model: Any, input_ids: Tensor, mask: Tensor, positions: Tensor, *, num_logits: int) -> Tensor:
-    """The logits after the last few tokens."""
-    given: dict[str, Any] = {"use_cache": False, "return_dict": True}
-    inner = base_model(model)
-    if takes_argument(inner, "position_ids"):
-        given["position_ids"] = positions
-    if takes_argument(inner, "logits_to_keep"):  # the rest is most of the work where the vocabulary is large
-        given["logits_to_keep"] = num_logits
-    return model(input_ids=input_ids, attention_mask=mask, **given).logits[:, -num_logits:]
+    """Which token sees which: the prompt is causal; a node sees the prompt's tokens, its path so far and itself."""
+    path = torch.ones((num_nodes, num_nodes), dtype=torch.bool, device=prompt_mask.device).tril()
+    paths = torch.block_diag(*[path] * num_paths).bool()
+    of_nodes = [one.expand(len(prompt_mask), len(paths), -1) for one in (prompt_mask[:, None], paths)]
+    return torch.cat([prompt_attention(prompt_mask, len(paths)), torch.cat(of_nodes, dim=-1)[:, None]], dim=2)

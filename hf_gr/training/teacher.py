@@ -15,18 +15,17 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_sequences
+from hf_gr.catalogue.sequences import to_host
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.models import fill_token
@@ -37,14 +36,23 @@ from hf_gr.torch.processes import Processes
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .packing import pad_prompts
-from .paths import PathLevel, training_catalogue, training_snapshot, walk
+from .paths import training_catalogue, training_snapshot, walk
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SUMMARY_FILE = "teacher_data.json"
 SHARD = "teacher-{:05d}.parquet"
 LOWEST_LOG_PROB = -6e4  # fits fp16; stands for log 0
+COLUMNS = {  # of lists, by the type of their values
+    "input_ids": "int32",
+    "label": "int32",
+    "sequences": "int32",
+    "scores": "float32",
+    "level_sizes": "int32",
+    "log_probs": "float16",
+}
 
 Prompt = Any  # a list, a NumPy array or a tensor of integers, one axis
+Row = dict[str, np.ndarray]  # some of the columns
 
 
 @torch.no_grad()
@@ -133,12 +141,10 @@ def write_teacher_data(
             "prompts are divided among processes, not weights"
         )
     shards = Shards(directory, SHARD, settings)
-    num_there = processes.by_main(lambda: _begin(shards), doing="has refused the directory")
-    device = next(base_model(model).parameters()).device
-    plan = _Plan(
-        model, index, training_catalogue(snapshot, device), device, num_beams, batch_size, snapshot.max_length
-    )
-    chunks = _chunks(prompts, labels, shard_size)
+    processes.by_main(lambda: _begin(shards), doing="has refused the directory")
+    catalogue = training_catalogue(snapshot, next(base_model(model).parameters()).device)
+    search = partial(_search, model, index, catalogue, num_beams)
+    rows = _read_rows(prompts, labels, settings)
     bar = progress_bar(
         "Asking the target model",
         lambda: len(prompts) if hasattr(prompts, "__len__") else None,  # pyright: ignore[reportArgumentType]
@@ -147,50 +153,21 @@ def write_teacher_data(
     )
     try:
         with evaluation(model), bar as advance:
-            written = processes.by_all(lambda: _write_shards(plan, chunks, shards, num_there, processes, advance))
+            written = processes.by_all(lambda: _write_shards(shards, rows, search, batch_size, processes, advance))
     finally:
         shards.release()
     if any(one != written[0] for one in written):
         raise ValueError("prompts or labels differ between processes, expected the same in all: use another directory")
     summary = settings | {"num_prompts": written[0][0], "num_shards": written[0][1]}
-    processes.by_main(lambda: _write_summary(directory, summary), doing="could not write the summary")
+    processes.by_main(lambda: _finish(shards, summary), doing="could not write the summary")
     return directory
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What all batches share."""
-
-    model: Any
-    index: ConstraintIndex
-    catalogue: DeviceCatalogue
-    device: torch.device
-    num_beams: int
-    batch_size: int
-    max_length: int
-
-
-@dataclass(frozen=True)
-class _Row:
-    prompt: np.ndarray
-    label: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """What is stored for one prompt; the fields are named as the columns."""
-
-    sequences: np.ndarray
-    scores: np.ndarray
-    level_sizes: np.ndarray
-    log_probs: np.ndarray
-
-
-def _begin(shards: Any) -> int:
-    """Take the folder, or refuse one of other data; return the number of its shards."""
+def _begin(shards: Any) -> None:
+    """Take the folder, or refuse one of other data."""
     shards.begin()
     if not (different := shards.differences()):
-        return len(shards.paths())
+        return
     shards.release()
     (path, *_), name = shards.paths(), different[0]
     there = shards.recorded(path)
@@ -201,172 +178,120 @@ def _begin(shards: Any) -> int:
 
 
 def _write_shards(
-    plan: _Plan,
-    chunks: Iterable[list[tuple[Any, Any]]],
     shards: Any,
-    num_there: int,
+    rows: Iterator[Row],
+    search: Callable[[list[Row]], list[Row]],
+    batch_size: int,
     processes: Processes,
     advance: Callable[[int], None],
 ) -> tuple[int, int, str]:
     """Write the shards of this process; return how many prompts and shards there are in all, and their digest."""
     num_prompts, num_shards, whole = 0, 0, hashlib.sha256()
-    for number, chunk in enumerate(chunks):
-        rows = [_check_row(row, num_prompts + at, shards.settings) for at, row in enumerate(chunk)]
-        of_shard = {"prompts": _rows_digest(rows), "num_rows": len(rows)}
-        is_other = number % processes.count != processes.rank
-        if is_other or _is_written(shards, number, of_shard, is_last=number == num_there - 1):
-            advance(len(rows))
+    while chunk := list(islice(rows, shards.settings["shard_size"])):
+        of_shard = {"prompts": _digest(chunk), "num_rows": len(chunk)}
+        if num_shards % processes.count != processes.rank or _is_written(shards, num_shards, of_shard):
+            advance(len(chunk))
         else:
-            table = _to_table(rows, _search_all(plan, rows, advance), shards.settings["has_labels"])
-            shards.write(number, table, of_shard, compression="zstd", use_dictionary=False)
-        num_prompts, num_shards = num_prompts + len(rows), number + 1
+            order = sorted(range(len(chunk)), key=lambda at: len(chunk[at]["input_ids"]), reverse=True)
+            for start in range(0, len(order), batch_size):  # prompts of similar lengths together
+                batch = order[start : start + batch_size]
+                for at, row in zip(batch, search([chunk[at] for at in batch]), strict=True):
+                    chunk[at] = row
+                advance(len(batch))
+            shards.write(num_shards, _to_table(chunk), of_shard, compression="zstd", use_dictionary=False)
+        num_prompts, num_shards = num_prompts + len(chunk), num_shards + 1
         whole.update(of_shard["prompts"].encode())
     if not num_prompts:
         raise ValueError("prompts is empty, expected at least one")
-    if num_shards < num_there:
-        raise ValueError(
-            f"{shards.folder} has {num_there} shards, expected {num_shards} for {num_prompts} prompts: it holds data "
-            "of more prompts; use another directory"
-        )
     return num_prompts, num_shards, whole.hexdigest()
 
 
-def _is_written(shards: Any, number: int, of_shard: dict[str, Any], *, is_last: bool) -> bool:
-    """Whether a shard exists; refuses one of other prompts, except a truncated last one."""
-    if not shards.has(number):
-        return False
-    there = shards.recorded(shards.path(number))["of_shard"]
-    if there == of_shard:
-        return True
-    if is_last and there["num_rows"] < of_shard["num_rows"]:
-        return False  # there are more prompts than last time
-    raise ValueError(
-        f"{shards.path(number)} holds data of other prompts or labels, expected those that are given: use another "
-        "directory"
-    )
+def _is_written(shards: Any, number: int, of_shard: dict[str, Any]) -> bool:
+    """Whether a shard exists; refuses one of other prompts, except a last one to which prompts were added."""
+    there = shards.recorded(shards.path(number))["of_shard"] if shards.has(number) else {"num_rows": 0}
+    if there != of_shard and there["num_rows"] >= of_shard["num_rows"]:
+        raise ValueError(
+            f"{shards.path(number)} holds data of other prompts or labels, expected those that are given: use another "
+            "directory"
+        )
+    return there == of_shard
 
 
-def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
-    path = directory / SUMMARY_FILE
-    with replaced_file(path, temporary=directory / f".{SUMMARY_FILE}.tmp") as file:
+def _finish(shards: Any, summary: dict[str, Any]) -> None:
+    """Write the summary, which says that the data is complete."""
+    if (num_there := len(shards.paths())) > summary["num_shards"]:
+        raise ValueError(
+            f"{shards.folder} has {num_there} shards, expected {summary['num_shards']} for {summary['num_prompts']} "
+            "prompts: it holds data of more prompts; use another directory"
+        )
+    with replaced_file(shards.folder / SUMMARY_FILE) as file:
         file.write(f"{json.dumps(summary, indent=2)}\n".encode())
 
 
-def _search_all(plan: _Plan, rows: Sequence[_Row], advance: Callable[[int], None]) -> list[_Answer]:
-    """The answers to some prompts, in their order; those of similar lengths are searched together."""
-    order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt), reverse=True)
-    answers: dict[int, _Answer] = {}
-    for start in range(0, len(order), plan.batch_size):
-        batch = order[start : start + plan.batch_size]
-        answers.update(zip(batch, _search(plan, [rows[at] for at in batch]), strict=True))
-        advance(len(batch))
-    return [answers[at] for at in range(len(rows))]
-
-
-def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
-    """Search for one batch, and keep what the search computes anyway."""
+def _search(
+    model: Any, index: ConstraintIndex, catalogue: DeviceCatalogue, num_beams: int, rows: Sequence[Row]
+) -> list[Row]:
+    """Search for one batch, and keep what the search computes anyway: rows with all columns."""
     # The attention mask hides padding, whatever its token.
-    pad_token_id = max(fill_token(plan.model.generation_config), 0)
-    input_ids, mask = pad_prompts([row.prompt for row in rows], pad_token_id=pad_token_id)
-    input_ids, mask = input_ids.to(plan.device), mask.to(plan.device)
-    num_beams, batch_size = plan.num_beams, len(rows)
-    out = plan.model.generate(
-        input_ids=input_ids,
-        attention_mask=mask,
-        constraint_index=plan.index,
+    pad_token_id = max(fill_token(model.generation_config), 0)
+    input_ids, mask = pad_prompts([row["input_ids"] for row in rows], pad_token_id=pad_token_id)
+    out = model.generate(
+        input_ids=input_ids.to(catalogue.device),
+        attention_mask=mask.to(catalogue.device),
+        constraint_index=index,
         num_beams=num_beams,
         num_return_sequences=num_beams,
         do_sample=False,
         drafting=None,  # the logits of every level are needed
         verification="strict",
         return_dict_in_generate=True,
-        output_scores=True,
         output_logits=True,
+        output_scores=True,
     )
-    paths = out.sequences[:, input_ids.shape[1] :].unflatten(0, (batch_size, num_beams))
+    paths = out.sequences[:, input_ids.shape[1] :]
     sources = getattr(out, "beam_indices", None)
     if sources is None:  # a single path
-        sources = torch.arange(batch_size, device=paths.device)[:, None].expand(-1, paths.shape[-1])
-    sources = sources.long().unflatten(0, (batch_size, num_beams))
-    if num_beams > 1:
-        paths = paths.masked_fill(sources < 0, -1)
-    paths = torch.nn.functional.pad(paths, (0, plan.max_length - paths.shape[-1]), value=-1)
-    levels = walk(paths, plan.catalogue)
-    # A greedy path has padding after its end: tokens that lead nowhere are not its own.
+        sources = torch.arange(len(rows), device=paths.device)[:, None].expand_as(paths)
+    paths, sources = (
+        torch.nn.functional.pad(one, (0, catalogue.max_length - one.shape[1]), value=-1).unflatten(0, (-1, num_beams))
+        for one in (paths.masked_fill(sources < 0, -1), sources.long())
+    )
+    levels = walk(paths, catalogue)
     is_there = torch.stack([level.is_there for level in levels], dim=-1)
+    # A greedy path has padding after its end: tokens that lead nowhere are not its own.
     paths = paths.masked_fill(~is_there.cumprod(-1).bool(), -1)
-    values, sizes, log_probs = _legal_log_probs(out.logits, sources, levels, num_beams)
-    found = getattr(out, "sequences_scores", None)
-    scores = log_probs.sum(-1) if found is None else found.view(batch_size, num_beams)
-    scores = scores.masked_fill(~is_there[..., 0], -torch.inf)
-    columns = (paths.int().cpu().numpy(), scores.float().cpu().numpy(), sizes, _split(values, sizes))
-    return [_Answer(*row) for row in zip(*columns, strict=True)]
-
-
-def _legal_log_probs(
-    logits: Sequence[Float[Tensor, "paths vocab"]],
-    sources: Int[Tensor, "batch sequences length"],
-    levels: Sequence[PathLevel],
-    num_beams: int,
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, Float[Tensor, "batch sequences length"]]:
-    """Log-probabilities after distinct prefixes, over the legal children, from the search's own logits.
-
-    Returns:
-        For every level the rows and the values, flat; `[B, L]` their number; and the values of the sequences' tokens.
-    """
-    flat: list[tuple[np.ndarray, np.ndarray]] = []
-    sizes, tokens = [], []
-    for number, level in enumerate(levels):
-        sizes.append(level.stored.sum((1, 2)))
-        if number >= len(logits):
-            tokens.append(torch.zeros_like(tokens[0]))
-            continue
-        if number:
-            beams = sources[..., number] if number < sources.shape[-1] else torch.full_like(sources[..., 0], -1)
-        else:
-            beams = torch.arange(len(sources), device=sources.device)[:, None] * num_beams
-        rows, prefixes = level.is_first.nonzero(as_tuple=True)
-        log_probs = logits[number][beams[rows, prefixes].clamp(min=0)].float().log_softmax(-1)
-        children = log_probs.gather(-1, level.below.tokens[rows, prefixes])
-        children = children.clamp(min=LOWEST_LOG_PROB).half()
-        legal = level.below.legal[rows, prefixes]
-        values = children[legal]
-        flat.append((np.repeat(rows.cpu().numpy(), legal.sum(-1).cpu().numpy()), values.cpu().numpy()))
-        tokens.append(level.of_chosen(level.restore(values)).float().masked_fill(~level.is_there, 0.0))
-    return flat, torch.stack(sizes, dim=-1).int().cpu().numpy(), torch.stack(tokens, dim=-1)
-
-
-def _split(flat: Sequence[tuple[np.ndarray, np.ndarray]], sizes: np.ndarray) -> list[np.ndarray]:
-    """Regroup values from levels, each in the order of rows, to rows, each in the order of levels."""
-    rows = np.concatenate([rows for rows, _ in flat])
-    values = np.concatenate([values for _, values in flat])
-    values = values[np.argsort(rows, kind="stable")]
-    return np.split(values, np.cumsum(sizes.sum(-1))[:-1])
-
-
-def _to_table(rows: Sequence[_Row], answers: Sequence[_Answer], has_labels: bool) -> Any:
-    """The Arrow table of a shard."""
-    import pyarrow as pa
-
-    num_beams, length = answers[0].sequences.shape
-
-    def ragged(arrays: Sequence[Any], kind: Any) -> Any:
-        ends = np.cumsum([0, *(array.size for array in arrays)])
-        return pa.LargeListArray.from_arrays(ends, pa.array(np.concatenate(arrays), type=kind))
-
-    def fixed(arrays: Sequence[np.ndarray], kind: Any, size: int) -> Any:
-        return pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(arrays, axis=None), type=kind), size)
-
-    columns = {
-        "input_ids": ragged([row.prompt for row in rows], pa.int32()),
-        "sequences": fixed([answer.sequences for answer in answers], pa.int32(), num_beams * length),
-        "scores": fixed([answer.scores for answer in answers], pa.float32(), num_beams),
-        "level_sizes": fixed([answer.level_sizes for answer in answers], pa.int32(), length),
-        "log_probs": ragged([answer.log_probs for answer in answers], pa.float16()),
+    scores = torch.zeros(paths.shape[:2], device=paths.device)
+    values: list[list[np.ndarray]] = [[] for _ in rows]  # log-probabilities after distinct prefixes, by level
+    for level, logits, beams in zip(levels, out.logits, sources.unbind(-1), strict=False):
+        of_prefix = beams[:, : level.below.shape[1], None].clamp(min=0)
+        log_probs = logits.float().log_softmax(-1)[of_prefix, level.below.tokens].clamp(min=LOWEST_LOG_PROB)
+        scores += level.of_chosen(log_probs).masked_fill(~level.is_there, 0.0)
+        halves, stored = log_probs.half().cpu().numpy(), level.stored.cpu().numpy()
+        for row, found in enumerate(values):
+            found.append(halves[row][stored[row]])
+    answers = {
+        "sequences": paths.flatten(1),
+        "scores": scores.masked_fill(~is_there[..., 0], -torch.inf),
+        "level_sizes": torch.stack([level.stored.sum((1, 2)) for level in levels], dim=-1),
     }
-    if has_labels:
-        columns["label"] = ragged([row.label for row in rows], pa.int32())
-    return pa.table(columns)
+    columns = {name: tensor.cpu().numpy() for name, tensor in answers.items()}
+    return [
+        row | {name: column[at] for name, column in columns.items()} | {"log_probs": np.concatenate(values[at])}
+        for at, row in enumerate(rows)
+    ]
+
+
+def _to_table(rows: Sequence[Row]) -> Any:
+    """The Arrow table of a shard."""
+    from hf_gr.tables.files import pa
+
+    types = {name: kind for name, kind in COLUMNS.items() if name in rows[0]}
+    return pa.table(
+        {
+            name: pa.array([row[name].astype(kind) for row in rows], pa.large_list(pa.from_numpy_dtype(kind)))
+            for name, kind in types.items()
+        }
+    )
 
 
 def _check_arguments(
@@ -386,38 +311,23 @@ def _check_arguments(
         raise ValueError(f"labels has {len(labels)} entries, expected {len(prompts)}: one for each prompt")
 
 
-def _chunks(prompts: Iterable[Prompt], labels: Iterable[Prompt] | None, size: int) -> Iterator[list[tuple[Any, Any]]]:
-    """Prompts with their labels, in chunks."""
-    if labels is None:
-        pairs: Iterator[tuple[Any, Any]] = ((prompt, None) for prompt in prompts)
-    else:
-        pairs = iter(zip(prompts, labels, strict=True))
-    while True:
-        try:
-            rows = list(islice(pairs, size))
-        except ValueError as error:
-            if "zip()" not in str(error):
-                raise
-            raise ValueError(f"prompts and labels differ in number ({error}), expected one label a prompt") from error
-        if not rows:
-            return
-        yield rows
-
-
-def _check_row(row: tuple[Any, Any], number: int, settings: dict[str, Any]) -> _Row:
-    prompt, label = row
+def _read_rows(prompts: Iterable[Prompt], labels: Iterable[Prompt] | None, settings: dict[str, Any]) -> Iterator[Row]:
+    """Prompts with their labels, checked."""
     vocab_size, eos_token_id = settings["vocab_size"], settings["eos_token_id"]
-    checked = _read_tokens(prompt, f"prompts[{number}]", vocab_size)
-    if not settings["has_labels"]:
-        return _Row(checked, None)
-    tokens = _read_tokens(label, f"labels[{number}]", vocab_size)
-    if eos_token_id is not None and tokens[-1] != eos_token_id:
-        tokens = np.append(tokens, np.int64(eos_token_id))
-    return _Row(checked, tokens)
+    for number, (prompt, label) in enumerate(zip_longest(prompts, () if labels is None else labels)):
+        if prompt is None or (label is None and labels is not None):
+            raise ValueError(f"prompts and labels differ in number, from {number} on, expected one label a prompt")
+        row = {"input_ids": _read_tokens(prompt, f"prompts[{number}]", vocab_size)}
+        if labels is not None:
+            tokens = _read_tokens(label, f"labels[{number}]", vocab_size)
+            if eos_token_id is not None and tokens[-1] != eos_token_id:
+                tokens = np.append(tokens, eos_token_id)
+            row["label"] = tokens
+        yield row
 
 
 def _read_tokens(tokens: Any, name: str, vocab_size: int) -> np.ndarray:
-    array = np.asarray(tokens.detach().cpu() if isinstance(tokens, Tensor) else tokens)
+    array = np.asarray(to_host(tokens))
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
         raise ValueError(
             f"{name} has shape {list(array.shape)} and type {array.dtype}, expected one or more integers in one axis: "
@@ -431,10 +341,9 @@ def _read_tokens(tokens: Any, name: str, vocab_size: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _rows_digest(rows: Sequence[_Row]) -> str:
+def _digest(rows: Sequence[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
-        for tokens in (row.prompt, row.label):
-            array = np.zeros(0, np.int64) if tokens is None else tokens
-            digest.update(np.int64(len(array)).tobytes() + array.tobytes())
+        for tokens in row.values():
+            digest.update(np.int64(len(tokens)).tobytes() + tokens.tobytes())
     return digest.hexdigest()

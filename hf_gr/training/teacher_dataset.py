@@ -11,20 +11,19 @@ Axes: B batch, K sequences, L positions, T tokens of a label, P prompt.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from hf_gr.files.atomic import replaced_file
 from hf_gr.torch.draft_head import IGNORED
 
-from .packing import pad_prompts, pad_rows
+from .packing import pad_prompts
 from .teacher import SHARD, SUMMARY_FILE
 
 Sample = dict[str, np.ndarray]
@@ -52,6 +51,7 @@ class TeacherDataset(Dataset):
     """
 
     def __init__(self, directory: str | Path, *, cache_dir: str | Path | None = None) -> None:
+        from hf_gr.tables.files import pa
         from hf_gr.tables.shards import Shards
 
         self.directory = Path(directory)
@@ -68,98 +68,57 @@ class TeacherDataset(Dataset):
             raise ValueError(
                 f"{self.directory} holds {len(paths)} shards, expected {self.settings['num_shards']}: write it again"
             )
-        self._shards = [_Shard(path, self.cache_dir, self.settings) for path in paths]
-        self._starts = np.cumsum([0, *(shard.num_rows for shard in self._shards)]).tolist()
+        self._table = pa.concat_tables([_mapped(path, self.cache_dir) for path in paths])
         if len(self) != self.settings["num_prompts"]:
             raise ValueError(
                 f"{self.directory} holds {len(self)} prompts, expected {self.settings['num_prompts']}: write it again"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.directory, self.cache_dir)  # workers map the files themselves
+        return partial(TeacherDataset, cache_dir=self.cache_dir), (self.directory,)  # workers map the files themselves
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self._table.num_rows
 
     def __getitem__(self, number: int) -> Sample:
         if not -len(self) <= number < len(self):
             raise IndexError(f"{number} is out of range for {len(self)} prompts")
-        number = int(number) % len(self)
-        shard = bisect_right(self._starts, number) - 1
-        return self._shards[shard].row(number - self._starts[shard])
+        at = int(number) % len(self)
+        row = {name: self._table.column(name)[at].values.to_numpy() for name in self._table.column_names}
+        return row | {"sequences": row["sequences"].reshape(self.settings["num_beams"], -1)}
 
     @property
     def lengths(self) -> np.ndarray:
         """The lengths of the prompts, for sampling by length."""
-        return np.concatenate([shard.lengths for shard in self._shards])
+        from hf_gr.tables.files import pc
+
+        return pc.list_value_length(self._table.column("input_ids")).to_numpy()
 
     @property
     def max_token_id(self) -> int:
         """The largest token of all prompts and labels."""
-        return max(shard.max_token_id for shard in self._shards)
+        from hf_gr.tables.files import pc
+
+        names = {"input_ids", "label"}.intersection(self._table.column_names)
+        return max(pc.max(pc.list_flatten(self._table.column(name))).as_py() for name in names)
 
 
-def _reopen(directory: Path, cache_dir: Path) -> TeacherDataset:
-    return TeacherDataset(directory, cache_dir=cache_dir)
-
-
-class _Shard:
-    """One shard, mapped into memory."""
-
-    def __init__(self, path: Path, cache_dir: Path, settings: dict[str, Any]) -> None:
-        import pyarrow as pa
-
-        table = pa.ipc.open_file(pa.memory_map(str(_arrow_file(path, cache_dir)), "r")).read_all()
-        self.num_rows: int = table.num_rows
-        self.num_beams: int = settings["num_beams"]
-        self.values: dict[str, np.ndarray] = {}
-        self.offsets: dict[str, np.ndarray] = {}
-        for name in table.column_names:
-            chunk = table.column(name).chunk(0)
-            self.values[name] = chunk.values.to_numpy(zero_copy_only=True)
-            if pa.types.is_large_list(chunk.type):
-                self.offsets[name] = chunk.offsets.to_numpy(zero_copy_only=True)
-            else:
-                self.values[name] = self.values[name].reshape(self.num_rows, -1)
-
-    def row(self, number: int) -> Sample:
-        row: Sample = {}
-        for name, values in self.values.items():
-            if name in self.offsets:
-                offsets = self.offsets[name]
-                row[name] = values[offsets[number] : offsets[number + 1]]
-            else:
-                row[name] = values[number]
-        row["sequences"] = row["sequences"].reshape(self.num_beams, -1)
-        return row
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets["input_ids"])
-
-    @property
-    def max_token_id(self) -> int:
-        return max(int(self.values[name].max()) for name in ("input_ids", "label") if name in self.values)
-
-
-def _arrow_file(path: Path, cache_dir: Path) -> Path:
-    """The Arrow file of a shard, written if it is missing or of an older shard."""
-    import pyarrow as pa
-    import pyarrow.parquet
+def _mapped(path: Path, cache_dir: Path) -> Any:
+    """The table of a shard, mapped from its Arrow file, which is written if it is missing or of an older shard."""
+    from hf_gr.tables.files import pa, pyarrow
 
     stat = path.stat()
     mapped = cache_dir / f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}.arrow"
-    if mapped.exists():
-        return mapped
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    table = pyarrow.parquet.read_table(path, memory_map=True).combine_chunks()
-    # Several processes may be here at once: each has its own temporary file.
-    with replaced_file(mapped) as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    for old in cache_dir.glob(f"{path.stem}-*.arrow"):
-        if old != mapped:
-            old.unlink(missing_ok=True)
-    return mapped
+    if not mapped.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        table = pyarrow.parquet.read_table(path, memory_map=True).combine_chunks()
+        # Several processes may be here at once: each has its own temporary file.
+        with replaced_file(mapped) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        for old in cache_dir.glob(f"{path.stem}-*.arrow"):
+            if old != mapped:
+                old.unlink(missing_ok=True)
+    return pa.ipc.open_file(pa.memory_map(str(mapped), "r")).read_all().replace_schema_metadata()
 
 
 class TeacherCollator:
@@ -192,13 +151,9 @@ class TeacherCollator:
         if self.sequences:
             batch["sequences"] = torch.from_numpy(np.stack([sample["sequences"] for sample in samples])).long()
         if self.log_probs:
-            batch["log_probs"] = _by_level(samples)
+            parts = [np.split(sample["log_probs"], np.cumsum(sample["level_sizes"])[:-1]) for sample in samples]
+            batch["log_probs"] = [torch.from_numpy(np.concatenate(level)) for level in zip(*parts, strict=True)]
         if self.labels:
-            batch["labels"] = pad_rows([sample["label"] for sample in samples], fill=IGNORED).long()
+            labels = [sample["label"] for sample in samples]
+            batch["labels"], _ = pad_prompts(labels, pad_token_id=IGNORED, side="right")
         return batch
-
-
-def _by_level(samples: Sequence[Sample]) -> list[Tensor]:
-    """The values of each level, those of all rows concatenated."""
-    parts = [np.split(sample["log_probs"], np.cumsum(sample["level_sizes"])[:-1]) for sample in samples]
-    return [torch.from_numpy(np.concatenate(level)) for level in zip(*parts, strict=True)]
