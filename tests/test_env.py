@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import hf_gr
 from hf_gr.commands import app as cli
-from hf_gr.commands import env
 
 
 def facts(*options: str) -> dict[str, Any]:
@@ -25,36 +24,14 @@ def facts(*options: str) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def test_versions_extras_and_devices_are_told() -> None:
+def test_versions_and_devices_are_told() -> None:
     told = facts()
     assert told["hf_gr"] == hf_gr.__version__
     assert told["python"].startswith(".".join(map(str, sys.version_info[:3])))
     assert told["packages"]["torch"] == metadata.version("torch")
     assert told["packages"]["transformers"] == metadata.version("transformers")
-    assert "hf-gr" not in told["packages"]
-    assert told["extras"]["cli"] == []
-    assert "dev" not in told["extras"]
     assert f"cpu with {torch.get_num_threads()} threads" in told["torch"]
     assert all(isinstance(device, str) for device in told["jax"] or ())
-
-
-def test_a_missing_or_old_package_of_an_extra_is_named_with_those_of_the_extras_that_it_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    version = {"typer": None, "rich": "13.0", "fastapi": "0.200"}
-    monkeypatch.setattr(env, "_version", lambda name: version.get(name, "99"))
-    assert env.environment()["extras"]["cli"] == ["rich>=13.7", "typer>=0.15"]
-    assert env.environment()["extras"]["serve"] == ["rich>=13.7", "typer>=0.15"]
-    assert env.environment()["extras"]["plot"] == []
-    printed = CliRunner().invoke(cli.build_app(), ["env"]).stdout
-    assert 'rich>=13.7, typer>=0.15 missing: pip install "hf-gr[serve]"' in " ".join(printed.split())
-
-
-def test_a_checkout_that_is_not_installed_has_no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env, "DISTRIBUTION", "hf-gr-of-nobody")
-    told = env.environment()
-    assert told["extras"] == told["packages"] == {}
-    assert "unknown: hf-gr is not installed" in CliRunner().invoke(cli.build_app(), ["env"]).stdout
 
 
 def test_tokens_and_folders_are_kept_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from families import EOS, build, prompts
 from test_draft_head import NUM_CODES, VARIANTS, new_head
@@ -28,7 +29,7 @@ from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
 from hf_gr.files import draft_head as head_files
 from hf_gr.flax import draft_head
 from hf_gr.flax.decode import decode_program
-from hf_gr.flax.draft_head import NUMPY, DraftHead, HeadScorer
+from hf_gr.flax.draft_head import DraftHead, HeadScorer
 from hf_gr.flax.model import FlaxModel
 from hf_gr.torch.draft_head import DraftHead as TorchHead
 
@@ -231,11 +232,11 @@ def test_damaged_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> 
     tensors = {name: tensor.numpy() for name, tensor in new_head(3).state_dict().items()}
     for name, kind in (("codebook_1", np.float32), ("logit_heads.0.weight", np.int64)):
         changed = tensors | {name: tensors[name].astype(kind)}
-        head_files.save(NUMPY, tmp_path, new_head(3).config.to_dict(), changed)
+        head_files.save(safetensors.numpy, tmp_path, new_head(3).config.to_dict(), changed, card=None)
         with pytest.raises(ValueError, match=f"{name} is {np.dtype(kind)} of shape"):
             DraftHead.from_pretrained(tmp_path)
     changed = tensors | {"logit_heads.0.weight": tensors["logit_heads.0.weight"] * np.nan}
-    head_files.save(NUMPY, tmp_path, new_head(3).config.to_dict(), changed)
+    head_files.save(safetensors.numpy, tmp_path, new_head(3).config.to_dict(), changed, card=None)
     with pytest.raises(ValueError, match="logit_heads.0.weight has NaN or infinity"):
         DraftHead.from_pretrained(tmp_path)
 

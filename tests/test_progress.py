@@ -16,7 +16,6 @@ from jobs_case import Case, command, make_case, make_users, options_of, run, wri
 from tqdm.auto import tqdm
 
 from hf_gr import recommend
-from hf_gr.files import progress
 from hf_gr.files.progress import progress_bar
 
 NUM_USERS = 40  # 3 windows of 16
@@ -89,7 +88,7 @@ def test_a_log_has_a_line_for_each_window(
         "Recommending: 32 of 40 users (80.0%)",
         "Recommending: 40 of 40 users (100.0%)",
     ]
-    assert all(re.search(r", [\d,.]+ a second, \d+ s left$", line) for line in lines)
+    assert all(re.search(r", [\d.]+ users/s, \d\d:\d\d left$", line) for line in lines)
     assert "Recommending" not in capsys.readouterr().err
     caplog.clear()
     with caplog.at_level(logging.INFO, "hf_gr.progress"):
@@ -97,20 +96,22 @@ def test_a_log_has_a_line_for_each_window(
     assert not [record for record in caplog.records if record.name == "hf_gr.progress"]
 
 
+@pytest.mark.parametrize(("total", "of_total", "left"), [(None, "", ""), (8000, " of 8,000", ", 00:20 left")])
 def test_work_without_parts_logs_a_line_a_minute_and_one_at_the_end(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    total: int | None, of_total: str, left: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
     with (
         caplog.at_level(logging.INFO, "hf_gr.progress"),
-        progress_bar("Reading", lambda: None, unit="users", shown=True) as advance,
+        progress_bar("Reading", lambda: total, unit="users", shown=True) as advance,
     ):
         for _ in range(7):
             now += 20
             advance(1000)
-    expected = ["Reading: 3,000 users, 50.0 a second", "Reading: 6,000 users, 50.0 a second"]
-    assert caplog.messages == [*expected, "Reading: 7,000 users, 50.0 a second"]
+    lines = [line.replace(" (87.5%)", "") for line in caplog.messages]
+    assert [line.partition(" users")[0] for line in lines] == [f"Reading: {n},000{of_total}" for n in (3, 6, 7)]
+    assert lines[-1] == f"Reading: 7,000{of_total} users, 50.00 users/s{left}"
 
 
 def test_the_command_logs_to_stderr(tmp_path: Path, case: Case, users: Path) -> None:

@@ -186,7 +186,7 @@ def test_semantic_ids_go_to_the_hub_with_a_card(hub: HubServer, tmp_path: Path) 
     ids.save_pretrained(tmp_path / "codes")
     card = (tmp_path / "codes" / "README.md").read_text()
     assert 'from_pretrained("codes")' in card
-    assert "| 2 | 8 | 19 |" in card
+    assert "Codes by level: 16, 8, 10." in card
     assert "at least 37 tokens" in card
 
 

@@ -495,5 +495,5 @@ class ConstraintIndex(
         }
         if index.snapshot.tokenizer is not None:
             description["tokenizer"] = index.snapshot.tokenizer
-        card = index_card(summarise(index.snapshot), [len(tokens) for tokens in items.trie.codebooks], name)
+        card = index_card(summarise(index.snapshot), name)
         storage.save(directory, description, items.arrays(), card=card)

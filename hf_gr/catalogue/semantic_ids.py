@@ -371,8 +371,7 @@ class SemanticIds(
     def _save(self, directory: Path, *, name: str) -> None:
         make_folder(directory)
         tokens = np.concatenate([tokens[:-1] for tokens in self._tokens])
-        least = [min((token for token in level.tolist() if token >= 0), default=PADDING) for level in self._tokens]
-        card = semantic_ids_card(len(self), self.level_sizes, least, vocab_size=self.vocab_size, name=name)
+        card = semantic_ids_card(len(self), self.level_sizes, vocab_size=self.vocab_size, name=name)
         ids = ItemIds.pack(check_item_ids(self.item_ids))
         arrays = {
             "codes": np.ascontiguousarray(self.codes, dtype=smallest_dtype(max(self.level_sizes))),

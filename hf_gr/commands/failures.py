@@ -29,10 +29,7 @@ OF_PROCESSES = ("another process", "the first process", "process ")  # how error
 def errors_on_one_line(command: str, *, as_json: bool = False, with_log: bool = False) -> Iterator[None]:
     """End the program with one line for errors that a user can fix; others keep their traceback to report.
 
-    Args:
-        command: its name.
-        as_json: also print them to stdout as JSON.
-        with_log: meanwhile, the log of progress goes to stderr.
+    With `as_json` stdout gets them, too; `with_log`, the log of progress goes to stderr meanwhile.
     """
     try:
         with _log_on_stderr() if with_log else nullcontext():
@@ -64,8 +61,13 @@ def fail(command: str, message: str, *, code: int, as_json: bool = False) -> typ
     message = " ".join(message.split())  # the Hub, transformers and pyarrow write several lines
     if as_json and is_main():
         typer.echo(json.dumps({"error": message}))
-    typer.echo(printable(f"hf-gr {command}: {message}"), err=True)
+    say(f"hf-gr {command}: {message}", err=True)
     return typer.Exit(code)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a text in which names of others do not control the terminal."""
+    typer.echo(printable(text), err=err)
 
 
 def is_main() -> bool:

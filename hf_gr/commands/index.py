@@ -136,11 +136,11 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
     loaded, checked = check_index(index, revision=revision)
     vocabulary = None
     if model is not None:
-        vocabulary, found = check_vocabulary(loaded, model)
-        checked += found
+        vocabulary = check_vocabulary(loaded, model)
+        checked["vocabulary"] = f"{vocabulary:,} tokens of {model}; the largest here is {loaded.max_token_id:,}"
     doubts = doubts_of(loaded.snapshot, vocabulary=vocabulary)
     if as_json:
-        typer.echo(json.dumps({"index": index, "checked": dict(checked), "warnings": list(doubts)}))
+        typer.echo(json.dumps({"index": index, "checked": checked, "warnings": list(doubts)}))
     else:
         print_checked(index, checked)
     print_doubts(doubts)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
@@ -14,33 +13,31 @@ from hf_gr.catalogue import ConstraintIndex, storage
 from hf_gr.files.hub import Source
 from hf_gr.files.text import counted
 
-Checked = list[tuple[str, str]]  # what was checked, and what was found
 
-
-def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[ConstraintIndex, Checked]:
-    """Read all of an index.
-
-    Raises:
-        ValueError: a file is damaged; names it, and how.
-    """
+def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[ConstraintIndex, dict[str, str]]:
+    """Read all of an index, and say what was checked; a `ValueError` names a damaged file, and how."""
     folder = Source(repo_or_dir, revision=revision).resolve_folder(storage.FILES)
     index = ConstraintIndex.from_pretrained(folder, verify=True)
-    description = _check_descriptions(folder)
-    size = f"{counted(len(index), 'sequence')} in {counted(index.max_length, 'level')}"
-    ids = "row numbers are their ids" if index.snapshot.items.ids is None else "their ids can be looked up"
-    return index, [
-        ("files", f"whole, of format version {description['format_version']}, and of one catalogue"),
-        ("digests", f"of the description and of {index.nbytes:,} bytes of arrays"),
-        ("catalogue", f"{size}; {counted(index.num_items, 'item')}, {ids}"),
-    ]
+    # Loading uses only the description in the arrays' file; people read the other one.
+    beside: dict[str, Any] = json.loads((folder / storage.JSON_FILE).read_bytes())
+    with safe_open(folder / storage.ARRAYS_FILE, "np") as file:
+        inside: dict[str, Any] = json.loads(file.metadata()["constraint_index"])
+    if beside != inside:
+        differ = ", ".join(sorted(name for name in beside | inside if beside.get(name) != inside.get(name)))
+        raise ValueError(
+            f"{folder / storage.JSON_FILE} is not of one save with {storage.ARRAYS_FILE} (they differ in {differ}), "
+            "expected so: a file was swapped or a save interrupted; download both or save it again"
+        )
+    return index, {
+        "files": f"whole, of format version {inside['format_version']}, and of one catalogue",
+        "digests": f"of the description and of {index.nbytes:,} bytes of arrays",
+        "catalogue": f"{counted(len(index), 'sequence')}, {counted(index.max_length, 'level')}, "
+        f"{counted(index.num_items, 'item')}",
+    }
 
 
-def check_vocabulary(index: ConstraintIndex, model: str) -> tuple[int, Checked]:
-    """Compare the largest token with the vocabulary that a model's config names, and return that.
-
-    Raises:
-        ValueError: the vocabulary is too small, the config names none, or there is no such model.
-    """
+def check_vocabulary(index: ConstraintIndex, model: str) -> int:
+    """The vocabulary that a model's config names; a `ValueError` if it is too small for an index, or unknown."""
     from transformers import AutoConfig
 
     try:
@@ -55,19 +52,4 @@ def check_vocabulary(index: ConstraintIndex, model: str) -> tuple[int, Checked]:
             f"the catalogue has token {index.max_token_id}, expected less than the vocabulary of {model}, "
             f"{vocabulary}: is it another model's catalogue, or were the model's embeddings not resized?"
         )
-    found = f"{vocabulary:,} tokens of {model}; the largest in the catalogue is {index.max_token_id:,}"
-    return vocabulary, [("vocabulary", found)]
-
-
-def _check_descriptions(folder: Path) -> dict[str, Any]:
-    """Check the JSON for people: loading uses only the description in the arrays' file."""
-    beside: dict[str, Any] = json.loads((folder / storage.JSON_FILE).read_bytes())
-    with safe_open(folder / storage.ARRAYS_FILE, "np") as file:
-        inside: dict[str, Any] = json.loads(file.metadata()["constraint_index"])
-    if beside != inside:
-        differ = ", ".join(sorted(name for name in beside | inside if beside.get(name) != inside.get(name)))
-        raise ValueError(
-            f"{folder / storage.JSON_FILE} is not of one save with {storage.ARRAYS_FILE} (they differ in {differ}), "
-            "expected so: a file was swapped or a save interrupted; download both or save it again"
-        )
-    return inside
+    return vocabulary

@@ -29,18 +29,10 @@ ALONE = {".npy": "npy", ".txt": "txt", ".json": "json"}  # what is one file and 
 def compile_index(
     paths: Sequence[Path], *, format: str | None, labels: bool, given: Mapping[str, Any]
 ) -> ConstraintIndex:
-    """Read files and build the index.
+    """Read files and build the index; `given` are the options in `OPTIONS` that were given.
 
-    Args:
-        paths: the files.
-        format: None for that of their names.
-        labels: whether the file has one label a line.
-        given: the options in `OPTIONS` that were given.
-
-    Raises:
-        ValueError: an unknown format, options of another kind of input, or input that the library refuses.
-        OSError: a file cannot be read.
-        ImportError: a package that reads this format is missing.
+    A format of None is that of the files' names. A `ValueError` for options of another kind of input, or for input
+    that the library refuses.
     """
     path, *others = paths
     for each in paths:

@@ -140,11 +140,7 @@ def _reader(each: Parameter) -> Callable[[str, Any], Any] | None:
 
 
 def read_integers(name: str, text: str) -> list[int]:
-    """Integers between commas.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Integers between commas."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -152,11 +148,7 @@ def read_integers(name: str, text: str) -> list[int]:
 
 
 def read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """The values of every `--option NAME=VALUE`: JSON, or the text as it is.
-
-    Raises:
-        ValueError: one is not of that form, or a name is given twice.
-    """
+    """The values of every `--option NAME=VALUE`: JSON, or the text as it is."""
     read: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -12,10 +12,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
-from .failures import SKIPPED, is_main, quiet_libraries
-from .text import shown
+from .failures import SKIPPED, is_main, quiet_libraries, say
 
 if TYPE_CHECKING:
     from hf_gr.jobs.run import Recommended
@@ -63,11 +61,7 @@ def recommend(
 
 
 def of_generate(drafting: str | None, option: Any, others: Collection[str]) -> dict[str, Any]:
-    """The arguments of `generate` that were given.
-
-    Raises:
-        ValueError: one has a flag of its own: it is among the `others`.
-    """
+    """The arguments of `generate` that were given, none of which may have a flag of its own, among the `others`."""
     for name in option or ():
         if name in others or name == "drafting":
             raise ValueError(
@@ -78,19 +72,16 @@ def of_generate(drafting: str | None, option: Any, others: Collection[str]) -> d
 
 def _print(made: Recommended, seconds: float) -> None:
     """Print what was written, and what was skipped."""
-    console = Console()
     answered = made.num_rows - made.num_skipped
-    console.print(
-        f"[bold]{answered:,} of {made.num_rows:,} users[/] have recommendations; {seconds:.1f} s with loading."
-    )
-    if made.already_finished:
-        console.print("It was already finished: nothing to do.")
-    if made.num_resumed:
-        console.print(f"{made.num_resumed:,} windows were finished by an earlier run.")
-    if made.num_fallback:
-        console.print(f"{made.num_fallback:,} users without a history got the fallback list: column is_fallback.")
-    if made.num_dropped:
-        console.print(f"{made.num_dropped:,} items were dropped, which the catalogue does not have: num_dropped.")
-    if made.num_skipped:
-        console.print(f"[yellow]{made.num_skipped:,} rows were skipped[/]: column error says why.")
-    console.print(f"Saved to {shown(str(made.output))}", soft_wrap=True)
+    said = {
+        f"{answered:,} of {made.num_rows:,} users have recommendations; {seconds:.1f} s with loading.": True,
+        "It was already finished: nothing to do.": made.already_finished,
+        f"{made.num_resumed:,} windows were finished by an earlier run.": made.num_resumed,
+        f"{made.num_fallback:,} users without a history got the fallback list: column is_fallback.": made.num_fallback,
+        f"{made.num_dropped:,} items were dropped, which the catalogue does not have: num_dropped.": made.num_dropped,
+        f"{made.num_skipped:,} rows were skipped: column error says why.": made.num_skipped,
+        f"Saved to {made.output}": True,
+    }
+    for line, is_said in said.items():
+        if is_said:
+            say(line)

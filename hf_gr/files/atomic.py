@@ -28,11 +28,7 @@ except ImportError:  # Windows: what a killed writer leaves stays
 
 
 def make_folder(directory: Path) -> None:
-    """Create the folder to save to, unless it exists.
-
-    Raises:
-        ValueError: a file has that name.
-    """
+    """Create the folder to save to, unless it exists; a `ValueError` if a file has that name."""
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
     directory.mkdir(parents=True, exist_ok=True)
@@ -42,10 +38,8 @@ def make_folder(directory: Path) -> None:
 def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[BinaryIO]:
     """A file that replaces `path` when the block ends, and is removed if the block fails.
 
-    Args:
-        path: its name, in an existing folder.
-        temporary: its name until then; by default in a hidden folder, so that several may write at once. A given file
-            survives a kill: the caller removes it, or overwrites it the next time.
+    Until then it is in a hidden folder, so that several may write at once; or it is `temporary`, which survives a
+    kill: the caller removes it, or overwrites it the next time.
     """
     if temporary is None:
         with _hidden_folder(path.parent) as hidden, replaced_file(path, temporary=hidden / path.name) as file:
@@ -65,14 +59,10 @@ def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[Bina
 
 @contextmanager
 def replaced_files(directory: Path, *, first: Sequence[str] = ()) -> Iterator[Path]:
-    """A folder to write into, whose files replace those in `directory` when the block ends.
+    """A folder to write into, whose files replace those in `directory` when the block ends: `first`, then by name.
 
     All of them are on disk before the first one is replaced; until then the old ones are untouched. They get the usual
     modes of new files, even if a library creates files that only their owner can read.
-
-    Args:
-        directory: an existing folder.
-        first: files to replace before all others, in this order; the rest follow by name.
     """
     with _hidden_folder(directory) as hidden:
         work = hidden / "new"

@@ -10,17 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .facts import HeadFacts, Summary
-
-_FRONT = """\
----
-library_name: hf_gr
-tags:
-- generative-recommendation
-- {tag}
-- hf_gr
----
-
-"""
+from .text import shown_share
 
 _INDEX_CARD = """\
 # Constraint index
@@ -40,30 +30,26 @@ items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[
 
 ## Levels
 
-| level | nodes | mean children | most children | distinct tokens | without a choice | decided |
-|---|---|---|---|---|---|---|
+| level | nodes | mean children | most children | without a choice | decided |
+|---|---|---|---|---|---|
 {levels}
 
 A node is a distinct beginning of a sequence. Children are counted for the nodes of the level above: what one step
 chooses from. Without a choice are those of them that have a single child. Sequences already unique at a level are
-decided.
-
-## Items
-
-{items}
+decided. Of all items, {num_sharing_items:,} share a sequence.
 
 The largest token is {max_token_id}: the model needs a vocabulary of at least {vocabulary} tokens.
 """
 
 
-def index_card(summary: Summary, num_codes: Sequence[int], name: str) -> str:
-    """The card of an index; `num_codes` are the distinct tokens by level, and users load it by the name."""
+def index_card(summary: Summary, name: str) -> str:
+    """The card of an index, which users load by the name."""
     levels = [
         f"| {level.level} | {level.nodes:,} | {level.mean_children:.2f} | {level.largest_branching:,} | "
-        f"{codes:,} | {_percent(level.forced_share)} | {_percent(level.decided_share)} |"
-        for level, codes in zip(summary.levels, num_codes, strict=True)
+        f"{shown_share(level.forced_share)} | {shown_share(level.decided_share)} |"
+        for level in summary.levels
     ]
-    return _FRONT.format(tag="constrained-decoding") + _INDEX_CARD.format(
+    text = _INDEX_CARD.format(
         num_sequences=summary.num_sequences,
         num_items=summary.num_items,
         max_length=summary.max_length,
@@ -71,16 +57,17 @@ def index_card(summary: Summary, num_codes: Sequence[int], name: str) -> str:
         megabytes=summary.nbytes / 1e6,
         name=json.dumps(name),
         levels="\n".join(levels),
-        items=_items(summary),
+        num_sharing_items=summary.num_sharing_items,
         max_token_id=summary.max_token_id,
         vocabulary=summary.max_token_id + 1,
     )
+    return _card("hf_gr", ["generative-recommendation", "constrained-decoding", "hf_gr"], text)
 
 
 _SEMANTIC_IDS_CARD = """\
 # Semantic IDs
 
-The semantic IDs of {num_items:,} items, up to {num_levels} codes each, and the tokens that a model knows them by.
+The semantic IDs of {num_items:,} items, and the tokens that a model knows them by. Codes by level: {level_sizes}.
 
 ```python
 from hf_gr import SemanticIds
@@ -90,44 +77,16 @@ tokens = ids.encode(ids.item_ids[:3])  # a history as tokens, for a prompt
 index = ids.constraint_index()  # what generate() takes; ids of several lengths need eos_token_id=
 ```
 
-| level | codes | smallest token |
-|---|---|---|
-{levels}
-
 The model needs a vocabulary of at least {vocabulary} tokens.
 """
 
 
-def semantic_ids_card(
-    num_items: int, level_sizes: Sequence[int], smallest: Sequence[int], *, vocab_size: int, name: str
-) -> str:
-    """The card of semantic IDs; `smallest` are the smallest tokens by level."""
-    rows = enumerate(zip(level_sizes, smallest, strict=True), start=1)
-    return _FRONT.format(tag="semantic-ids") + _SEMANTIC_IDS_CARD.format(
-        num_items=num_items,
-        num_levels=len(level_sizes),
-        name=json.dumps(name),
-        levels="\n".join(f"| {level} | {size:,} | {token} |" for level, (size, token) in rows),
-        vocabulary=vocab_size,
+def semantic_ids_card(num_items: int, level_sizes: Sequence[int], *, vocab_size: int, name: str) -> str:
+    """The card of semantic IDs."""
+    text = _SEMANTIC_IDS_CARD.format(
+        num_items=num_items, level_sizes=_listed(level_sizes), name=json.dumps(name), vocabulary=vocab_size
     )
-
-
-def _items(summary: Summary) -> str:
-    """How items are named, and which share a sequence."""
-    ids = {"string": "strings", "integer": "integers", "row number": "row numbers"}
-    sharing = "No two items share a sequence."
-    if summary.num_shared_sequences:
-        sharing = (
-            f"{summary.num_sharing_items:,} items share {summary.num_shared_sequences:,} sequences, at most "
-            f"{summary.most_items_of_a_sequence:,} one of them."
-        )
-    return f"Item ids are {ids[summary.item_id_type]}. {sharing} One item takes {summary.bytes_per_item:.1f} bytes."
-
-
-def _percent(share: float) -> str:
-    """A share that reads 0% or 100% only if it is exact."""
-    text = f"{share:.0%}"
-    return f"{share:.2%}" if text in ("0%", "100%") and share not in (0, 1) else text
+    return _card("hf_gr", ["generative-recommendation", "semantic-ids", "hf_gr"], text)
 
 
 _HEAD_CARD = """\
@@ -144,34 +103,19 @@ model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that
 tokenizer = AutoTokenizer.from_pretrained("...")  # omit it where prompts are token ids
 model.add_draft_head(DraftHead.from_pretrained({name}), tokenizer=tokenizer)
 
-{usage}
+index = ConstraintIndex.from_pretrained("...")  # the catalogue
+out = model.generate(**inputs, constraint_index=index, drafting="head", num_beams=20, num_return_sequences=20)
+items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[:, 1:] of an encoder-decoder
 ```
 
 {facts}
 """
 
-_HEAD_USAGE = """\
-index = ConstraintIndex.from_pretrained("...")  # the catalogue
-out = model.generate(**inputs, constraint_index=index, drafting="head", num_beams=20, num_return_sequences=20)
-items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[:, 1:] of an encoder-decoder\
-"""
-
-_HEAD_FACTS = """\
-It has {num_levels} levels, {parameters:,} parameters in {dtype} and a hidden size of {hidden_size}; {settings}.
-
-| level | codes | {placeholders}
-|---|---|{line}
-{levels}
-
-Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architecture for Generative Recommendations*,
-2026.\
-"""
-
 
 def head_card(head: HeadFacts, name: str) -> str:
     """The card of a draft head that is shared without its model."""
-    front = _FRONT.format(tag="draft-head")
-    return front + _HEAD_CARD.format(name=json.dumps(name), usage=_HEAD_USAGE, facts=_head_facts(head))
+    text = _HEAD_CARD.format(name=json.dumps(name), facts=_head_facts(head))
+    return _card("hf_gr", ["generative-recommendation", "draft-head", "hf_gr"], text)
 
 
 _MODEL_CARD = """\
@@ -248,17 +192,10 @@ def model_card(
     `catalogue` is the index that its generation config names, `"."` for the checkpoint itself: a local folder, which
     means nothing to a reader, is omitted. Tags are in addition to those that it has anyway.
     """
-    from huggingface_hub import ModelCardData
-
     if catalogue not in (None, ".") and (Path(catalogue).is_absolute() or Path(catalogue).exists()):
         catalogue = None
     own = model_tags(has_head=head is not None, custom_generate=custom_generate)
-    data = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=None if is_encoder_decoder else "text-generation",
-        base_model=base_model,
-        tags=list(dict.fromkeys([*tags, *own])),
-    )
+    task = None if is_encoder_decoder else "text-generation"  # whose pipeline has no encoder-decoders
     index_name = json.dumps("..." if catalogue is None else name if catalogue == "." else catalogue)
     call = "model.generate(**inputs, {index}num_beams=20, num_return_sequences=20)"
     if catalogue is None:
@@ -277,7 +214,7 @@ def model_card(
         custom_generate=_CUSTOM_GENERATE.format(auto=auto, name=json.dumps(name), out=out) if custom_generate else "",
         head="" if head is None else _HEAD_SECTION.format(facts=_head_facts(head)),
     )
-    return f"---\n{data.to_yaml()}\n---\n\n{text}"
+    return _card("transformers", [*tags, *own], text, pipeline_tag=task, base_model=base_model)
 
 
 def is_template(text: str) -> bool:
@@ -312,20 +249,24 @@ def tag_card(text: str, tags: Sequence[str]) -> str:
 def _head_facts(head: HeadFacts) -> str:
     """Shape and source."""
     config = head.config
-    rows = [f"| {level} | {size:,} |" for level, size in enumerate(config.codebook_sizes, start=1)]
-    if config.use_placeholders:
-        spelled = zip(config.placeholder_tokens, config.placeholder_token_ids, strict=True)
-        rows = [f"{row} `{name}` | {token} |" for row, (name, token) in zip(rows, spelled, strict=True)]
-    return _HEAD_FACTS.format(
-        num_levels=config.num_levels,
-        parameters=head.num_parameters,
-        dtype=head.dtype,
-        hidden_size=config.hidden_size,
-        settings=(
-            f"transition `{config.transition}`, {'with' if config.use_state else 'without'} a state, "
-            f"{'with' if config.use_placeholders else 'without'} placeholders"
-        ),
-        placeholders="placeholder | its id |" if config.use_placeholders else "",
-        line="---|---|" if config.use_placeholders else "",
-        levels="\n".join(rows),
+    spelled = zip(config.placeholder_tokens, config.placeholder_token_ids, strict=True)
+    placeholders = ", ".join(f"`{name}` ({token})" for name, token in spelled)
+    return (
+        f"Codes by level: {_listed(config.codebook_sizes)}. It has {head.num_parameters:,} parameters in "
+        f"{head.dtype}, a hidden size of {config.hidden_size}, transition `{config.transition}`, "
+        f"{'a' if config.use_state else 'no'} state, "
+        f"{f'and the placeholders {placeholders}' if placeholders else 'and no placeholders'}.\n\n"
+        "Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architecture for Generative "
+        "Recommendations*, 2026."
     )
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{size:,}" for size in sizes)
+
+
+def _card(library: str, tags: Sequence[str], text: str, **data: Any) -> str:
+    from huggingface_hub import ModelCardData
+
+    front = ModelCardData(library_name=library, tags=list(dict.fromkeys(tags)), **data)
+    return f"---\n{front.to_yaml()}\n---\n\n{text}"

@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files of a draft head: a JSON that people read and a safetensors that holds everything. Knows no head.
 
-It knows no framework either: each backend passes in what the files need of its own. As with an index
-(`hf_gr.files.pairs`), if an interrupted save left two different texts, the one in the tensors' file holds.
+It knows no framework either: backends bring safetensors' module for their tensors, and make tensors of bytes. As with
+an index (`hf_gr.files.pairs`), if an interrupted save left two different texts, the one in the tensors' file holds.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import safetensors
 
 from . import pairs
@@ -26,105 +28,75 @@ JSON_FILE = "draft_head_config.json"
 TENSORS_FILE = "draft_head.safetensors"
 FILES = (JSON_FILE, TENSORS_FILE)
 PLACEHOLDERS = "placeholder_embeddings"  # `[L, E]`: rows of the model's embeddings, if known
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32"}
+# By type: integers of as many bits, and those of the exponent, which are all set in NaN and infinity.
+EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
 
 Tensor = Any  # of a framework
+Raw = dict[str, dict[str, Any]]  # type, shape and bytes by name, as `safetensors.deserialize` has them
 Head = TypeVar("Head")
 
 
-@dataclass(frozen=True)
-class Framework:
-    """What the files need of PyTorch, or of NumPy.
-
-    Attributes:
-        name: the framework's, as safetensors spells it.
-        to_host: copies to a contiguous tensor in host memory that shares no memory with others.
-        save_file: safetensors' own; takes tensors by name.
-        type_name: PyTorch's name of a tensor's type: the format was defined there.
-        to_bytes: the bytes of a contiguous tensor.
-        is_finite: whether a tensor has neither NaN nor infinity.
-    """
-
-    name: str
-    to_host: Callable[[Tensor], Tensor]
-    save_file: Callable[..., None]
-    type_name: Callable[[Tensor], str]
-    to_bytes: Callable[[Tensor], bytes]
-    is_finite: Callable[[Tensor], bool]
-
-
 def save(
-    framework: Framework,
+    module: Any,
     directory: Path,
     config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    tensors: dict[str, Tensor],
     *,
-    placeholder_embeddings: Tensor | None = None,
-    card: str | None = None,
+    card: str | None,
 ) -> None:
     """Write both files and, unless the folder has one already, a card: the same bytes for every framework.
 
-    Everything is on disk before the first file is replaced; until then an older head is untouched.
-
-    Raises:
-        ValueError: a file has the folder's name.
-        OSError: a file cannot be written, for example on a full disk.
+    `module` is safetensors' own for these tensors, which are contiguous and in host memory. An `OSError` for a full
+    disk: until everything is written, an older head is untouched.
     """
     make_folder(directory)
-    given = dict(tensors) if placeholder_embeddings is None else {**tensors, PLACEHOLDERS: placeholder_embeddings}
-    kept = {name: framework.to_host(tensor) for name, tensor in given.items()}
-    description = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(framework, kept)}
-    text = pairs.to_text(description, sort_keys=True)
+    digest = _digest(safetensors.deserialize(module.save(tensors)))
+    text = pairs.to_text({"format_version": FORMAT_VERSION, **config, "tensors_sha256": digest}, sort_keys=True)
 
     def write_tensors(path: Path) -> None:
         # One entry: safetensors writes several in any order, and equal heads must give equal files.
-        framework.save_file(kept, path, metadata={"draft_head": text})
+        module.save_file(tensors, path, metadata={"draft_head": text})
 
     pairs.write(directory, text, write_tensors, json_file=JSON_FILE, tensors_file=TENSORS_FILE, card=card)
 
 
-def load(framework: Framework, directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the config's fields and the tensors.
-
-    Raises:
-        ValueError: a file is missing, truncated, altered, of a newer format, or not safetensors.
-    """
-
-    def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-        with safetensors.safe_open(path, framework=framework.name) as file:
-            # Copies, so that a save can replace the file while the head is in use.
-            tensors = {name: framework.to_host(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-            return file.metadata() or {}, tensors
-
-    description, tensors = pairs.read(
+def load(directory: Path) -> tuple[dict[str, Any], Raw]:
+    """Read the config's fields and the tensors; a `ValueError` names a file that is damaged."""
+    description, raw = pairs.read(
         directory,
-        read_tensors,
+        _read_tensors,
         json_file=JSON_FILE,
         tensors_file=TENSORS_FILE,
         newest=FORMAT_VERSION,
         fix="download the draft head or save it again",
     )
-    if description.get("tensors_sha256") != _tensors_digest(framework, tensors):
+    if description.get("tensors_sha256") != _digest(raw.items()):
         raise pairs.altered(directory / TENSORS_FILE)
     ours = ("format_version", "sha256", "tensors_sha256")
-    return {name: value for name, value in description.items() if name not in ours}, tensors
+    return {name: value for name, value in description.items() if name not in ours}, raw
 
 
 def load_head(
-    framework: Framework,
     directory: Path,
+    to_tensor: Callable[[str, list[int], bytes], Tensor],
     make: Callable[[DraftHeadConfig, dict[str, Tensor], Tensor | None], Head],
 ) -> Head:
     """Let a backend build a head from the config, the tensors and the placeholders' embeddings (None if unknown).
 
-    Raises:
-        ValueError: as `load`; or the config or the tensors are not those of a head that can rank anything.
+    `to_tensor` takes a type such as `"float32"`, a shape and bytes. A `ValueError` for files that are damaged, or for
+    a config or tensors that are not those of a head that can rank anything.
     """
-    description, tensors = load(framework, directory)
+    description, raw = load(directory)
     try:
-        for name, tensor in tensors.items():
-            if not framework.is_finite(tensor):
+        for name, each in raw.items():
+            kind, exponent = EXPONENTS.get(each["dtype"], ("<u1", 0))
+            if exponent and (np.frombuffer(each["data"], kind) & exponent == exponent).any():
                 raise ValueError(f"{name} has NaN or infinity, as after a training that diverged")
         config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
+        tensors = {
+            name: to_tensor(TYPES[each["dtype"]], each["shape"], bytes(each["data"])) for name, each in raw.items()
+        }
         rows = tensors.pop(PLACEHOLDERS, None)
         if rows is not None and (rows.ndim != 2 or len(rows) != config.num_placeholders):
             raise ValueError(
@@ -141,13 +113,7 @@ def load_head(
 def find(source: Source, *, force_download: bool = False) -> Path | None:
     """The folder of a checkpoint's draft head; None if the checkpoint has neither of the two files.
 
-    Args:
-        source: the checkpoint.
-        force_download: download even what is cached.
-
-    Raises:
-        ValueError: one of the two files is missing.
-        ConnectionError: the Hub does not answer whether there is a head.
+    A `ValueError` if one of them is missing; a `ConnectionError` if the Hub does not say whether there is a head.
     """
     found = dict(zip(FILES, source.find_files(FILES, force_download=force_download), strict=True))
     paths = [path for path in found.values() if path is not None]
@@ -163,15 +129,7 @@ def find(source: Source, *, force_download: bool = False) -> Path | None:
 
 
 def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are not those of a head.
-
-    Args:
-        expected: shapes by name.
-        given: what was read.
-
-    Raises:
-        ValueError: one is missing, unknown, or of another shape or kind: only codebooks are integers.
-    """
+    """Refuse a tensor that is missing, unknown, or of another shape or kind: only codebooks are integers."""
     for name in sorted({*expected, *given}):
         if name not in given:
             raise ValueError(f"there is no {name}")
@@ -182,9 +140,17 @@ def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Ten
             raise ValueError(f"{name} is {have.dtype} of shape {list(have.shape)}, expected {shape} as in the config")
 
 
-def _tensors_digest(framework: Framework, tensors: Mapping[str, Tensor]) -> str:
+def _read_tensors(path: Path) -> tuple[dict[str, str], Raw]:
+    data = path.read_bytes()  # once: a save may replace the file while the head is read
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header.get("__metadata__", {}), dict(safetensors.deserialize(data))
+
+
+def _digest(tensors: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """SHA-256 of all tensors, with PyTorch's names of types: the format was defined there."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {framework.type_name(tensor)} {list(tensor.shape)}".encode())
-        digest.update(framework.to_bytes(tensor))
+    for name, each in sorted(tensors, key=lambda entry: entry[0]):
+        kind = TYPES.get(each["dtype"], each["dtype"])
+        digest.update(f"{name} torch.{kind} {list(each['shape'])}".encode())
+        digest.update(each["data"])
     return digest.hexdigest()

@@ -17,11 +17,7 @@ WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")  # a
 
 @contextmanager
 def naming_model(repo_or_dir: Any, argument: str) -> Iterator[None]:
-    """Where loading a model fails because there is nothing of that name, say so; transformers' error is the cause.
-
-    Raises:
-        OSError: neither a folder here nor reachable on the Hub.
-    """
+    """Where loading a model fails because there is nothing of that name, say so; transformers' error is the cause."""
     try:
         yield
     except OSError as error:
@@ -41,16 +37,7 @@ def naming_model(repo_or_dir: Any, argument: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Source:
-    """The location of a folder of files: on this machine, or on the Hub at a revision.
-
-    Attributes:
-        repo_or_dir: a folder, or a repository id such as `"me/recommender"`.
-        revision: branch, tag or commit of the repository.
-        token: access token of the Hub, or True for the stored one.
-        cache_dir: where downloads are kept; the Hub's own cache by default.
-        local_files_only: use only what is cached.
-        subfolder: folder inside `repo_or_dir`.
-    """
+    """The location of a folder of files, on this machine or on the Hub, by arguments of `from_pretrained`."""
 
     repo_or_dir: str | Path
     revision: str | None = None
@@ -99,13 +86,7 @@ class Source:
         return paths[0].parent
 
     def find_files(self, files: Sequence[str], *, force_download: bool = False) -> list[Path | None]:
-        """The path of each of `files`; None for those that do not exist.
-
-        Offline, a file that is not in the cache does not exist.
-
-        Args:
-            files: their names.
-            force_download: download even what is cached.
+        """The path of each of `files`; None for those that do not exist: offline, if they are not in the cache.
 
         Raises:
             ValueError: as `resolve_folder`, except for a missing file.
@@ -173,11 +154,7 @@ class Source:
 
 
 def check_revision(repo_or_dir: str | Path, revision: str | None) -> None:
-    """Refuse a revision of a folder, which has none.
-
-    Raises:
-        ValueError: both are given.
-    """
+    """Refuse a revision of a folder, which has none."""
     if revision is not None and Path(repo_or_dir).is_dir():
         raise ValueError(
             f"revision={revision!r} with the folder {str(repo_or_dir)!r}, expected a repository: a folder has no "
@@ -193,12 +170,7 @@ def commit_of(path: str | Path) -> str | None:
 
 @contextmanager
 def _explained(name: str, file: str) -> Iterator[None]:
-    """Turn the Hub's errors into ours, which say what to do.
-
-    Raises:
-        ValueError: the file or repository does not exist, or not for this token.
-        ConnectionError: the Hub is down, or the connection broke.
-    """
+    """Turn the Hub's errors into ours, which say what to do."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         HFValidationError,
@@ -260,14 +232,7 @@ def push_folder(
     commit_message: str,
     create_pr: bool = False,
 ) -> str:
-    """Create the repository if necessary, upload what `save(folder, repo_id)` writes, and return the commit's URL.
-
-    An existing model card is kept. All files are one commit: until then, the repository is unchanged. Arguments are
-    those of `HubMixin.push_to_hub`.
-
-    Raises:
-        ConnectionError: a large file could not be uploaded.
-    """
+    """Upload what `save(folder, repo_id)` writes, and return the commit's URL; see `HubMixin.push_to_hub`."""
     from huggingface_hub import HfApi
 
     with tempfile.TemporaryDirectory() as temporary:

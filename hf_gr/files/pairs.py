@@ -39,10 +39,7 @@ def read(
     """Read the description and the tensors; if a save was interrupted between the two files, the tensors' description.
 
     `tensors_file` without its suffix is the metadata key of the description, and what the files hold; `fix` is for a
-    missing file.
-
-    Raises:
-        ValueError: a file is missing, truncated, altered, of a newer format, or not safetensors.
+    missing file. A `ValueError` names a file that is missing, truncated, altered, of a newer format or another one.
     """
     for name in (json_file, tensors_file):
         if not (directory / name).is_file():
@@ -64,11 +61,7 @@ def read(
 
 
 def _read_text(text: str | bytes, path: Path, *, what: str, newest: int) -> dict[str, Any]:
-    """The description of `what`, such as "draft head", that `to_text` wrote, its digest included.
-
-    Raises:
-        ValueError: not a description, an altered one, or one of a newer format.
-    """
+    """The description of `what`, such as "draft head", that `to_text` wrote, its digest included."""
     try:
         description = json.loads(text)
         version = description["format_version"]
@@ -98,9 +91,6 @@ def write(
     """Write both files and, unless the folder has one already, a card; `write_tensors` puts the text into the header.
 
     Everything is on disk before the first file is replaced; until then an older pair is untouched.
-
-    Raises:
-        OSError: a file cannot be written, for example on a full disk.
     """
     with replaced_files(directory, first=(tensors_file, json_file)) as work:
         with os_errors(directory / tensors_file):

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The progress of long work: a bar for people, lines for logs. Knows how much there is and is done, not what it is."""
+"""The progress of long work, by tqdm: a bar for people, lines for logs. Knows how much is done, not what it is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any
 
 from .text import printable
 
 LOG_SECONDS = 60  # between two lines of work that has no parts
-MILLION = 10**6
 
 logger = logging.getLogger("hf_gr.progress")
 
@@ -47,97 +45,41 @@ def progress_bar(
     if not shown or not (is_bar or logger.isEnabledFor(logging.INFO)):
         yield lambda more: None
         return
-    show = _Bar(title, total(), unit) if is_bar else _Lines(title, total(), unit, has_parts=finished is not None)
-    before, here = 0 if finished is None else finished(), 0
-    show.begin(before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
+        from tqdm.auto import tqdm
+    number, before = total(), 0 if finished is None else finished()
+    how: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
+    if not is_bar:
+        done, of_total, part, left = "{n:,}", " of {total:,}", " ({percentage:.1f}%)", ", {remaining} left"
+        if unit == "bytes":
+            done, of_total = "{n_fmt}", " of {total_fmt}"
+        if number is None:
+            of_total = part = left = ""
+        how |= {"bar_format": f"{{desc}}: {done}{of_total}{{unit}}{part}, {{rate_fmt}}{left}", "file": _Log()}
+        how |= {"mininterval": LOG_SECONDS if finished is None else float("inf"), "miniters": 1, "smoothing": 0}
+        how |= {"delay": 1e-9, "leave": finished is None}  # no line at the start; at the end, unless a part has ended
+    # What earlier runs did says nothing of the speed.
+    with tqdm(desc=printable(title), total=number, initial=before, **how) as bar:
 
-    def advance(more: int) -> None:
-        nonlocal before, here
-        if more or finished is None:
-            here += more
-        else:
-            before, here = finished(), 0
-        done = before + here
-        show.update(done if show.total is None else min(done, show.total), ends_part=more == 0)
+        def advance(more: int) -> None:
+            done = finished() if finished is not None and not more else bar.n + more
+            bar.update((done if number is None else min(done, number)) - bar.n)
+            if not more:
+                bar.refresh()
 
-    try:
         yield advance
-    finally:
-        show.close()
 
 
-class _Bar:
-    """A bar of tqdm, which knows terminals and notebooks."""
+class _Log:
+    """A file whose lines go to the logger."""
 
-    def __init__(self, title: str, total: int | None, unit: str) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
-            from tqdm.auto import tqdm
+    def write(self, text: str) -> None:
+        if text.strip():
+            logger.info("%s", text.strip())
 
-        how: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
-        self.total, self._bar = total, tqdm(desc=printable(title), total=total, file=sys.stderr, **how)
-
-    def begin(self, done: int) -> None:
-        self._bar.initial = self._bar.n = done  # of earlier runs, which say nothing of the speed
-        self._bar.refresh()
-
-    def update(self, done: int, *, ends_part: bool) -> None:
-        self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class _Lines:
-    """Lines of a log."""
-
-    def __init__(self, title: str, total: int | None, unit: str, *, has_parts: bool) -> None:
-        self.total, self._title, self._unit, self._has_parts = total, printable(title), unit, has_parts
-        self._start = self._logged = monotonic()
-        self._first = self._done = self._told = 0
-
-    def begin(self, done: int) -> None:
-        self._first = self._done = self._told = done
-
-    def update(self, done: int, *, ends_part: bool) -> None:
-        self._done = done
-        is_due = ends_part if self._has_parts else monotonic() - self._logged >= LOG_SECONDS
-        if is_due and done > self._told:
-            self._log()
-
-    def close(self) -> None:
-        if self._done > self._told:
-            self._log()
-
-    def _log(self) -> None:
-        self._logged, self._told = monotonic(), self._done
-        seconds = max(self._logged - self._start, 1e-6)
-        speed = (self._done - self._first) / seconds
-        if self._unit == "bytes":
-            parts = [f"{self._done / MILLION:,.0f} MB", f"{speed / MILLION:,.0f} MB a second"]
-        else:
-            parts = [f"{self._done:,}", f"{speed:,.1f} a second"]
-        if self.total:
-            name = f"{self.total / MILLION:,.0f} MB" if self._unit == "bytes" else f"{self.total:,} {self._unit}"
-            left = (self.total - self._done) / max(speed, 1e-6)
-            parts[0] += f" of {name} ({self._done / self.total:.1%})"
-            parts.append(f"{_duration(left)} left")
-        elif self._unit != "bytes":
-            parts[0] += f" {self._unit}"
-        logger.info("%s: %s", self._title, ", ".join(parts))
-
-
-def _duration(seconds: float) -> str:
-    """A time, as `2 h 05 min`, `3 min 20 s` or `8 s`.
-
-    Example:
-        >>> [_duration(seconds) for seconds in (8.2, 200, 7510)]
-        ['8 s', '3 min 20 s', '2 h 05 min']
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    def flush(self) -> None:
+        pass
 
 
 def _in_notebook() -> bool:

@@ -22,6 +22,13 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def shown_share(share: float) -> str:
+    """Such as `97.1%`; only exact values read 0% or 100%."""
+    if 0.9995 <= share < 1:
+        return ">99.9%"
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things, such as `1 item` and `12,000 items`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -29,11 +36,7 @@ def counted(number: int, noun: str) -> str:
 
 @contextmanager
 def named_in_errors(files: Sequence[object]) -> Iterator[None]:
-    """Begin the errors about what files hold with their names, unless they have one.
-
-    Raises:
-        ValueError: as the block does.
-    """
+    """Begin the errors about what files hold with their names, unless they have one."""
     try:
         yield
     except ValueError as error:

@@ -43,15 +43,6 @@ from .layers import to_logits
 from .parameters import Facts, Parameters
 from .scorers import NodeRoom, Params, Prompt
 
-NUMPY = head_files.Framework(
-    "numpy",
-    to_host=lambda array: np.array(array, order="C"),
-    save_file=safetensors.numpy.save_file,
-    type_name=lambda array: f"torch.{array.dtype}",
-    to_bytes=lambda array: array.tobytes(),
-    is_finite=lambda array: bool(np.isfinite(array).all()),
-)
-
 
 class DraftHead(
     HubMixin,
@@ -139,7 +130,7 @@ class DraftHead(
             arrays = {name: jnp.asarray(tensors[name]) for name in shapes}
             return cls(config, [tensors[name] for name in sizes], arrays=arrays, placeholder_embeddings=rows)
 
-        return head_files.load_head(NUMPY, folder, make)
+        return head_files.load_head(folder, _to_array, make)
 
     def facts(self) -> HeadFacts:
         """What cards tell of it."""
@@ -155,14 +146,15 @@ class DraftHead(
         """Save, with a card that tells users to load the head by a name; without one beside a model."""
         tensors = {name: np.asarray(array) for name, array in self._facts.arrays(self).items()}
         tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}
-        head_files.save(
-            NUMPY,
-            directory,
-            self.config.to_dict(),
-            tensors,
-            placeholder_embeddings=self.placeholder_embeddings if rows is None else rows,
-            card=None if name is None else head_card(self.facts(), name),
-        )
+        rows = self.placeholder_embeddings if rows is None else rows
+        tensors |= {} if rows is None else {head_files.PLACEHOLDERS: rows}
+        kept = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        card = None if name is None else head_card(self.facts(), name)
+        head_files.save(safetensors.numpy, directory, self.config.to_dict(), kept, card=card)
+
+
+def _to_array(dtype: str, shape: list[int], data: bytes) -> npt.NDArray[Any]:
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 class _HeadFacts(Facts):

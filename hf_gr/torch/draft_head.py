@@ -14,7 +14,7 @@ Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -34,15 +34,6 @@ from .scorers import Depth
 from .tree import Nodes
 
 IGNORED = -100  # of a label that ends before the last level: transformers' own
-
-TORCH = head_files.Framework(
-    "pt",
-    to_host=lambda tensor: tensor.detach().cpu().clone(memory_format=torch.contiguous_format),
-    save_file=safetensors.torch.save_file,
-    type_name=lambda tensor: str(tensor.dtype),
-    to_bytes=lambda tensor: tensor.view(torch.uint8).numpy().tobytes(),
-    is_finite=lambda tensor: bool(tensor.isfinite().all()),
-)
 
 
 class DraftHead(
@@ -210,17 +201,11 @@ class DraftHead(
             head._placeholder_rows = rows
             return head.eval()
 
-        return head_files.load_head(TORCH, folder, make)
+        return head_files.load_head(folder, _to_tensor, make)
 
     def _save(self, directory: Path, *, name: str) -> None:
-        head_files.save(
-            TORCH,
-            directory,
-            self.config.to_dict(),
-            self.state_dict(),
-            placeholder_embeddings=self.placeholder_embeddings,
-            card=head_card(self.facts(), name),
-        )
+        card = head_card(self.facts(), name)
+        save_files(directory, self.config, self.state_dict(), self.placeholder_embeddings, card=card)
 
     def facts(self) -> HeadFacts:
         """What cards tell of it."""
@@ -234,6 +219,19 @@ class DraftHead(
     def __getstate__(self) -> dict[str, Any]:
         """A copy is part of no model: no model's embeddings are known to be its own."""
         return self.__dict__ if self._model is None else {**self.__dict__, "_model": _gone}
+
+
+def save_files(
+    directory: Path, config: DraftHeadConfig, tensors: Mapping[str, Tensor], rows: Tensor | None, *, card: str | None
+) -> None:
+    """Write a head's files; `rows` are its placeholders' embeddings, if known."""
+    known = tensors if rows is None else {**tensors, head_files.PLACEHOLDERS: rows}
+    on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in known.items()}
+    head_files.save(safetensors.torch, directory, config.to_dict(), on_host, card=card)
+
+
+def _to_tensor(dtype: str, shape: list[int], data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
 
 
 def _layers(config: DraftHeadConfig) -> dict[str, nn.ModuleList]:

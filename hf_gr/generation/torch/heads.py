@@ -26,7 +26,7 @@ from hf_gr.files import draft_head as head_files
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
 from hf_gr.files.hub import Source
 from hf_gr.generation.internals import ignore_on_save
-from hf_gr.torch.draft_head import TORCH, DraftHead
+from hf_gr.torch.draft_head import DraftHead, save_files
 
 from .models import base_model, hidden_size_of
 
@@ -109,7 +109,7 @@ def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[st
         name = next(name for name, module in inner.named_modules() if module is embeddings)
         weight = given.get(f"{name}.weight", embeddings.weight)
         rows = weight[list(head.config.placeholder_token_ids)]
-    head_files.save(TORCH, Path(directory), head.config.to_dict(), tensors, placeholder_embeddings=rows)
+    save_files(Path(directory), head.config, tensors, rows, card=None)
 
 
 def load_draft_head(model: Any, source: Source, *, force_download: bool = False) -> DraftHead | None:
