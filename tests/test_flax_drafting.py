@@ -1,126 +1,156 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draft models and verified draft heads of real models: answers are those of PyTorch, and so are the counts of a row.
+"""Draft models, draft heads and users' functions of real models: answers and counts are those of PyTorch.
 
 Rows of a batch that come to different levels share a forward of the draft model here, and have one each in PyTorch.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from families import EOS, prompts
 
 pytest.importorskip("jax")
 pytest.importorskip("flax")
 
-from families import build
-from test_draft_head import new_head
-from transformers import BartConfig, GPT2Config
+import jax.numpy as jnp
+import torch
+from flax_pairs import BEAMS, DETAILS, INDEX, RAGGED, check, pair
+from transformers import LogitsProcessorList
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
-from hf_gr.generation.call import Prompt
-from hf_gr.generation.configuration import set_fields
-from hf_gr.generation.flax.call import Call
-from hf_gr.generation.flax.drafts import AssistantDraft
+from hf_gr import ConstraintIndex
+from hf_gr.flax.decode import decode_program
 
-SCORE_TOL = 1e-4
-ROWS = np.unique(np.random.default_rng(0).integers(3, 35, size=(600, 4)), axis=0)
-INDEX = ConstraintIndex.from_sequences(ROWS)
-RAGGED = ConstraintIndex.from_sequences([row[: 2 + number % 3] for number, row in enumerate(ROWS)], eos_token_id=2)
-BEAMS = {"num_beams": 4, "num_return_sequences": 4, "return_dict_in_generate": True, "output_scores": True}
-COUNTS = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
-
-
-def on_both_sides(family: str, layers: int, seed: int, folder: Path, *, head: bool = False) -> tuple[Any, Any]:
-    model = enable(build(family, seed=seed, config={"num_layers" if family == "t5" else "num_hidden_layers": layers}))
-    if head:
-        model.add_draft_head(new_head(4))
-    model.save_pretrained(folder / f"{family}-{layers}-{seed}")
-    return model, AutoModelForGenerativeRetrieval.from_pretrained(folder / f"{family}-{layers}-{seed}", backend="flax")
-
-
-def check(
-    models: tuple[Any, Any], drafts: tuple[Any, Any] = (None, None), *, is_lossless: bool = True, **kw: Any
-) -> Any:
-    prompts = np.random.default_rng(1).integers(3, 35, size=(3, 7))
-    mask = np.ones_like(prompts)
-    mask[0, :3] = 0
-    given: dict[str, Any] = {"constraint_index": INDEX, "seed": 5, **BEAMS, **kw}
-    theirs = models[0].generate(
-        torch.from_numpy(prompts), attention_mask=torch.from_numpy(mask), assistant_model=drafts[0], **given
-    )
-    ours = models[1].generate(prompts, attention_mask=mask, assistant_model=drafts[1], **given)
-    assert ours.sequences.tolist() == theirs.sequences.tolist()
-    np.testing.assert_allclose(ours.sequences_scores, theirs.sequences_scores.numpy(), atol=SCORE_TOL)
-    if is_lossless:
-        plain = models[1].generate(prompts, attention_mask=mask, **{**given, **dict.fromkeys(DRAFTS)})
-        assert ours.sequences.tolist() == plain.sequences.tolist()
-    return ours.speculation, theirs.speculation
-
-
-DRAFTS = ("drafting", "verification", "num_draft_beams", "draft_token_budget")
-
-
-def same_counts(ours: Any, theirs: Any) -> None:
-    assert (ours.target_forwards, ours.draft_forwards) == (theirs.target_forwards, theirs.draft_forwards)
-    for name in COUNTS:
-        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist(), name
+SLOW = pytest.mark.slow
+DEEP = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(3, 35, size=(600, 4)))
+NARROW: dict[str, Any] = {"draft_token_budget": 1, "num_draft_beams": 32}
+SAMPLES: dict[str, Any] = {"do_sample": True, "top_k": 5, "seed": 5}
+RELAXED: dict[str, Any] = {"verification": "relaxed", "seed": 5, **NARROW}
+OURS = ("assistant_model", "drafting", "verification", "num_draft_beams", "draft_token_budget")
+COUNTS = ("target_forwards", "draft_forwards", "drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
 
 
 @pytest.mark.parametrize(
-    ("family", "options"),
+    ("family", "searches", "options"),
     [
-        ("qwen3", {"draft_token_budget": 1, "num_draft_beams": 32}),
-        pytest.param("qwen3", {"do_sample": True, "top_k": 5, "draft_token_budget": 1}, marks=pytest.mark.slow),
-        pytest.param("qwen3", {"constraint_index": RAGGED, "num_draft_beams": 16}, marks=pytest.mark.slow),
-        ("t5", {"draft_token_budget": 1, "num_draft_beams": 32}),
+        ("qwen3", "assistant", NARROW | {"constraint_index": INDEX}),
+        ("t5", "head", NARROW | {"constraint_index": INDEX}),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in (
+                ("qwen3", "assistant", NARROW),
+                ("t5", "assistant", NARROW),
+                ("qwen3", "assistant", RELAXED),
+                ("qwen3", "assistant", SAMPLES | NARROW),
+                ("qwen3", "assistant", {"constraint_index": RAGGED, "num_draft_beams": 16}),
+                ("qwen3", "head", NARROW),
+                ("qwen3", "head", RELAXED),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_what_searches_ahead_changes_nothing_but_forwards(family: str, searches: str, options: dict[str, Any]) -> None:
+    mine, options = {}, {"constraint_index": DEEP, **BEAMS, **options}
+    index = options["constraint_index"]
+    if searches == "head":
+        models, options = (
+            pair(family, head=index.max_length),
+            {"verification": "strict", **options, "drafting": "head"},
+        )
+    else:
+        models, drafts = pair(family, layers=2), pair(family, seed=1)
+        mine, options["assistant_model"] = {"assistant_model": drafts[1]}, drafts[0]
+    inputs = prompts(3, 7, padded=True)
+    happened = check(models, inputs, mine, **options).speculation
+    assert happened.drafted_nodes.any()
+    if index is not RAGGED:
+        theirs = models[0].generate(**inputs, **options).speculation
+        for name in COUNTS:
+            assert np.array_equal(getattr(happened, name), getattr(theirs, name)), name
+    if options.get("verification") != "relaxed":  # lossless
+        check(models, inputs, dict.fromkeys(OURS), **options)
+
+
+def test_a_head_alone_answers_as_in_pytorch() -> None:
+    models, head = pair("qwen3", head=3), {"drafting": "head", **BEAMS}
+    happened = check(models, prompts(3, 9, padded=True), constraint_index=INDEX, **head).speculation
+    assert happened.target_forwards == 0
+    assert not happened.drafted_nodes.any()
+    before = decode_program._cache_size()
+    check(models, prompts(3, 12, seed=1), constraint_index=INDEX.where(list(range(80))), **head)
+    assert decode_program._cache_size() == before
+
+
+@pytest.mark.parametrize("scores", [pytest.param(True, marks=SLOW), False])  # False: over codes, not the vocabulary
+def test_the_head_of_an_encoder_decoder_knows_rules_and_lengths(scores: bool) -> None:
+    views = [RAGGED.where(list(range(80))), RAGGED.where(list(range(50, 200)))]
+    options = {"constraint_index": views, "exclude_items": [list(range(20)), []], "drafting": "head", **BEAMS}
+    theirs = pair("t5", head=4)[0].generate(**prompts(2, 9, padded=True), **options)
+    ours = pair("t5", head=4)[1].generate(
+        **{name: values.numpy() for name, values in prompts(2, 9, padded=True).items()},
+        **options | {"output_scores": scores},
+    )
+    assert ours.sequences.tolist() == theirs.sequences.tolist()
+
+
+def prefer(xp: Any) -> Any:
+    """Scores by the last token, and by how many there are."""
+
+    def processor(tokens: Any, scores: Any) -> Any:
+        count = (tokens >= 0).sum(-1) if xp is jnp else xp.full((len(tokens),), tokens.shape[1])
+        places = xp.arange(scores.shape[1])
+        return scores + 3 * xp.cos(places[None] * (1 + tokens[:, -1:]) + count[:, None])
+
+    return processor
+
+
+def stop(tokens: Any, scores: Any) -> Any:
+    """After a token that three divides."""
+    assert scores is None
+    return tokens[:, -1] % 3 == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "how"), [(INDEX, BEAMS), pytest.param(RAGGED, DETAILS, marks=SLOW)], ids=["beams", "greedy"]
+)
+def test_functions_of_users_do_what_they_do_in_pytorch(index: ConstraintIndex, how: dict[str, Any]) -> None:
+    models, mine = pair("qwen3"), {"logits_processor": [prefer(jnp)]}
+    options = {"constraint_index": index, "stopping_criteria": [stop], **how}
+    options["logits_processor"] = LogitsProcessorList([prefer(torch)])
+    check(models, prompts(3, 9), mine, **options)
+    before = decode_program._cache_size()
+    check(models, prompts(4, 5), mine, **options)
+    assert decode_program._cache_size() == before
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [("qwen3", DETAILS), ("t5", BEAMS | {"drafting": "trie"})],
+    ids=["greedy", "t5-drafted"],
+)
+@SLOW
+def test_suppressed_tokens_are_arguments_of_a_program(family: str, how: dict[str, Any]) -> None:
+    models, inputs = pair(family), prompts(3, 9, padded=True)
+    options = {"constraint_index": RAGGED, "eos_token_id": EOS, "forced_eos_token_id": EOS, **how}
+    check(models, inputs, suppress_tokens=[5, 6, 11], begin_suppress_tokens=[12, 20, 21], **options)
+    before = decode_program._cache_size()
+    check(models, inputs, suppress_tokens=[7, *range(14, 20)], **options)
+    assert decode_program._cache_size() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"logits_processor": [lambda tokens, scores: scores[:, 0]]}, r"float32\[1\], expected scores of the shape"),
+        ({"logits_processor": [lambda tokens, scores: None]}, "NoneType, expected"),
+        ({"stopping_criteria": [lambda tokens, _: tokens[:, -1]]}, r"int32\[\d+\], expected booleans \[\d+\], one"),
+        ({"stopping_criteria": [lambda tokens, _: True]}, r"bool, expected booleans \[\d+\]"),
     ],
 )
-def test_a_draft_model_changes_nothing_but_forwards(family: str, options: dict[str, Any], tmp_path: Path) -> None:
-    models, drafts = on_both_sides(family, 2, 0, tmp_path), on_both_sides(family, 1, 1, tmp_path)
-    happened = check(models, drafts, **options)
-    if "constraint_index" not in options:
-        same_counts(*happened)
-    assert happened[0].drafted_nodes.any()
-
-
-def test_relaxed_samples_are_those_of_the_other_side(tmp_path: Path) -> None:
-    models, drafts = on_both_sides("qwen3", 2, 0, tmp_path), on_both_sides("qwen3", 1, 1, tmp_path)
-    options = {"verification": "relaxed", "draft_token_budget": 1, "num_draft_beams": 12}
-    same_counts(*check(models, drafts, is_lossless=False, **options))
-
-
-@pytest.mark.parametrize(
-    ("family", "verification"),
-    [("qwen3", "strict"), pytest.param("qwen3", "relaxed", marks=pytest.mark.slow), ("t5", "strict")],
-)
-def test_a_draft_head_is_verified(family: str, verification: str, tmp_path: Path) -> None:
-    models = on_both_sides(family, 1, 0, tmp_path, head=True)
-    options = {"drafting": "head", "verification": verification, "num_draft_beams": 24, "draft_token_budget": 1}
-    same_counts(*check(models, is_lossless=verification == "strict", **options))
-
-
-@pytest.mark.parametrize("family", ["gpt2", "bart"])
-def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: str) -> None:
-    from hf_gr.flax.model import FlaxModel
-
-    def made(limit: int) -> Any:
-        if family == "gpt2":
-            return FlaxModel(GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=1, n_positions=limit))
-        whats, parts = ("layers", "ffn_dim", "attention_heads"), ("encoder", "decoder")
-        sizes: dict[str, Any] = {f"{part}_{what}": 1 for part in parts for what in whats}
-        return FlaxModel(BartConfig(vocab_size=40, d_model=8, max_position_embeddings=limit, **sizes))
-
-    # A decoder has 7 tokens behind 2 of padding, and reads all of a sequence but its last two; an encoder has 9.
-    model, tokens = enable(made(32)), np.full((1, 9), 5, np.int32)
-    mask = np.arange(9)[None] >= (2 if family == "gpt2" else 0)
-    prompt = Prompt(tokens, mask, *tokens.shape)
-    config, _ = Call.prepare_config(model, None, {"num_beams": 4})
-    set_fields(config, {})
-    AssistantDraft(model, config, made(9)).check(prompt, INDEX.snapshot, {}, {})
-    with pytest.raises(ValueError, match="assistant_model has 8 positions, expected 9 for this prompt"):
-        AssistantDraft(model, config, made(8)).check(prompt, INDEX.snapshot, {}, {})
+def test_functions_that_return_something_else_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(given))} returned {message}"):
+        pair("qwen3")[1].generate([[5, 6]], constraint_index=INDEX, num_beams=8, **given)

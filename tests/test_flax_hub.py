@@ -95,6 +95,7 @@ def test_a_draft_head_goes_with_its_checkpoint(hub: HubServer) -> None:
     theirs.save_pretrained("checkpoint")
     FlaxModel.from_pretrained("checkpoint").push_to_hub("me/model")
     assert {"draft_head.safetensors", "draft_head_config.json"} <= set(hub.files("me/model"))
+    assert b'AutoModelForGenerativeRetrieval.from_pretrained("me/model")' in hub.files("me/model")["README.md"]
     options = {"num_beams": 3, "num_return_sequences": 3, "drafting": "head", "constraint_index": INDEX}
     expected = theirs.generate(torch.tensor([[5, 6, 7]]), **options)
     loaded = AutoModelForGenerativeRetrieval.from_pretrained("me/model", backend="torch")

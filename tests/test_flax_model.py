@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -28,17 +26,13 @@ import jax.numpy as jnp
 import safetensors.torch
 import torch
 from flax import nnx
-from hub_server import HubServer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_gr.flax import layers
-from hf_gr.flax import model as model_module
 from hf_gr.flax.families import to_spec
-from hf_gr.flax.forward import ModelScorer
-from hf_gr.flax.model import FlaxModel, random_arrays, to_params
+from hf_gr.flax.model import FlaxModel, random_arrays
 from hf_gr.flax.scorers import JointScorer, Prompt, Scorer
-from hf_gr.flax.spec import Experts
 
 LOGIT_TOL = 1e-4  # the issue's; fp32 with sums in another order, logits up to 10
 SAME_TOL = 2e-5  # the same numbers by another program of XLA
@@ -86,12 +80,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5 with a head of its own": ("t5", V11),
     "t5 of many layers": ("t5", {"num_layers": 9, "num_decoder_layers": 10}),
 }
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("llama", "t5 of many layers", "qwen2 with windows", "gemma2", "gemma3", "olmo2")
-]
-TREE_MODELS = ["llama of many layers", "qwen3", "gemma", "t5", "gemma3 of many layers", "phi3", "qwen3_moe", "gpt2"]
-TREE_MODELS += ["bart", *SLOW]
+TREE_MODELS = ["llama of many layers", "gemma", "t5", "gemma3 of many layers", "phi3", "qwen3_moe", "bart"]
+SLOW_TREES = ["llama", "t5 of many layers", "qwen2 with windows", "gemma2", "gemma3", "olmo2", "qwen3", "gpt2"]
 RARE = ("qwen3_moe with windows", "qwen3 with windows", "gemma3")  # others show the same
 ENCODER_DECODERS = ("bart", "t5")
 
@@ -146,10 +136,6 @@ def real(inputs: dict[str, torch.Tensor]) -> np.ndarray:
     return inputs["attention_mask"].numpy() == 1 if tokens is None else np.ones(tokens.shape, dtype=bool)
 
 
-def arrays_of(model: FlaxModel) -> dict[str, np.ndarray]:
-    return model.named_arrays()
-
-
 def auto_class(name: str) -> Any:
     return AutoModelForSeq2SeqLM if MODELS[name][0] in ENCODER_DECODERS else AutoModelForCausalLM
 
@@ -172,41 +158,9 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     np.testing.assert_allclose(np.asarray(found)[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("llama with llama3 scaling", {"inverse_frequencies": (1.0, 0.1, 0.01, 0.001)}),
-        ("llama with biases", {"activation": "silu"}),
-        ("gemma", {"norm": "rms_rounded_last"}),
-        ("gemma", {"embedding_scale": None}),
-        ("qwen3", {"head_norms": "none"}),
-        ("gemma2", {"score_cap": None}),
-        pytest.param(*("gemma2", {"logit_cap": None}), marks=pytest.mark.slow),
-        pytest.param(*("gemma2", {"scale": 8**-0.5}), marks=pytest.mark.slow),
-        pytest.param(*("gemma2", {"sliding_window": 4}), marks=pytest.mark.slow),
-        ("gemma3", {"sliding_frequencies": None}),
-        pytest.param(*("gemma3", {"is_sliding": (False, True)}), marks=pytest.mark.slow),
-        ("gemma3 of many layers", {"is_sliding": (True,) * 10}),
-        pytest.param(*("phi3", {"sliding_window": 3}), marks=pytest.mark.slow),
-        ("qwen3_moe", {"experts": Experts(4, 2, 16, is_normalised=False)}),
-        pytest.param(*("qwen3_moe", {"experts": Experts(4, 1, 16, is_normalised=True)}), marks=pytest.mark.slow),
-        pytest.param(*("gpt2", {"scale": 1.0}), marks=pytest.mark.slow),
-        ("bart", {"embedding_scale": 1.0}),
-        ("t5", {"scales_outputs": False}),
-        ("t5", {"max_distance": 128}),
-    ],
-)
-def test_a_wrong_fact_shows_in_the_logits(name: str, fields: dict[str, Any]) -> None:
-    inputs, model = batch(name), loaded(name)
-    scorer: Any = ModelScorer(replace(model.spec, **fields))
-    given = [jnp.asarray(tensor.numpy()) for tensor in inputs.values()]
-    found = np.asarray(jax.jit(scorer)(model.params, given[0], given[1] != 0, *given[2:]))
-    assert np.abs(found - reference(built(name)[0], inputs))[real(inputs)].max() > 10 * LOGIT_TOL
-
-
-@pytest.mark.parametrize("name", ["mistral with windows", "gemma3 of many layers"])
-def test_windows_end_where_those_of_transformers_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where prompts are attended to in blocks, whose keys before the window are skipped."""
+@pytest.mark.parametrize("name", ["qwen2", "mistral with windows", "gemma3 of many layers"])
+def test_long_prompts_are_attended_to_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose keys before a window are skipped."""
     monkeypatch.setattr(layers, "QUERIES_AT_ONCE", 5)
     inputs, model = batch(name, length=23), loaded(name)
     forward = jax.jit(lambda *given: model.scorer(*given))  # compiled for itself
@@ -215,24 +169,13 @@ def test_windows_end_where_those_of_transformers_do(name: str, monkeypatch: pyte
     np.testing.assert_allclose(found[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
 
 
-@pytest.mark.parametrize("length", [layers.QUERIES_AT_ONCE + 40, 2 * layers.QUERIES_AT_ONCE])
-def test_long_prompts_are_attended_to_in_blocks(length: int) -> None:
-    inputs = batch("qwen2", rows=2, length=length)
-    found = np.asarray(loaded("qwen2")(**as_numpy(inputs)))
-    expected = reference(built("qwen2")[0], inputs)
-    np.testing.assert_allclose(found[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
-
-
-def test_padding_may_be_on_the_right() -> None:
+def test_padding_may_be_on_the_right_and_a_row_of_it_is_finite() -> None:
     inputs = {name: tensor.flip(1) for name, tensor in batch("llama").items()}
+    inputs["attention_mask"][-1] = 0
     found = np.asarray(loaded("llama")(**as_numpy(inputs)))
     expected = reference(built("llama")[0], inputs)
     np.testing.assert_allclose(found[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
-
-
-def test_a_row_of_padding_is_finite() -> None:
-    tokens = np.ones((2, 4), dtype=np.int32)
-    assert np.isfinite(np.asarray(loaded("llama")(tokens, np.zeros_like(tokens)))).all()
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (32, 20), (16, 64), (8, 9), (64, 500)])
@@ -377,54 +320,21 @@ def by_path(name: str, levels: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.
     return first, np.concatenate(behind, axis=1)
 
 
-@pytest.mark.parametrize("name", TREE_MODELS)
-def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "calls", "joint"),
+    [
+        *(pytest.param(name, [[0], [1, 2]], True, marks=pytest.mark.slow) for name in SLOW_TREES),
+        *((name, [[0], [1, 2]], True) for name in TREE_MODELS),
+        *((name, [[0, 1], [2]], False) for name in ("qwen3", "t5")),
+    ],
+)
+def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str, calls: list[list[int]], joint: bool) -> None:
+    """Of one level or of several, with the prompt or after it."""
     levels, model = tree(3), loaded(name)
-    expected_first, expected = by_path(name, levels)
-    prompt = prompt_of(name, batch(name))
-    first, found = by_tree(model.scorer, model.params, prompt, levels, [[0], [1, 2]], joint=True)
-    np.testing.assert_allclose(first, expected_first, atol=LOGIT_TOL)
-    np.testing.assert_allclose(found, expected, atol=LOGIT_TOL)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "t5"])
-def test_levels_may_be_scored_together(name: str) -> None:
-    """And together with the prompt."""
-    levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
-    expected = by_tree(model.scorer, model.params, prompt, levels, [[0], [1], [2]])
-    for calls, joint in (([[0, 1, 2]], False), ([[0, 1], [2]], True)):
-        found = by_tree(model.scorer, model.params, prompt, levels, calls, joint=joint)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, atol=SAME_TOL)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "t5"])
-def test_stacked_layers_compute_what_single_ones_do(name: str) -> None:
-    levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
-    arrays = {name: jnp.asarray(array) for name, array in arrays_of(model).items()}
-    stacked, single = (to_params(arrays, model.spec, scanned=scanned) for scanned in (True, False))
-    assert len(jax.tree.leaves(stacked)) < len(jax.tree.leaves(single)) == len(arrays)
-    expected = by_tree(model.scorer, single, prompt, levels, [[0], [1, 2]], joint=True)
-    found = by_tree(model.scorer, stacked, prompt, levels, [[0], [1, 2]], joint=True)
+    expected = by_path(name, levels)
+    found = by_tree(model.scorer, model.params, prompt_of(name, batch(name)), levels, calls, joint=joint)
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=SAME_TOL)
-
-
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_a_node_that_sees_its_neighbour_shows(name: str) -> None:
-    levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
-    tokens, depths = levels[0][0], np.ones((3, 3), dtype=np.int32)
-    everything = np.ones((3, 3, 3), dtype=bool)
-    own = everything & np.eye(3, dtype=bool)
-    run = partial(prefill_with, model.scorer, model.params, prompt, tokens)
-    right, neighbour, deeper = (
-        np.asarray(run(*how)[0]) for how in ((depths, own), (depths, everything), (depths + 3, own))
-    )
-    expected = by_path(name, levels[:1])
-    np.testing.assert_allclose(right, np.concatenate([expected[0][:, None], expected[1]], axis=1), atol=LOGIT_TOL)
-    for wrong in (neighbour, deeper):
-        assert np.abs(wrong[:, 1:] - right[:, 1:]).max() > 10 * LOGIT_TOL
-        np.testing.assert_allclose(wrong[:, 0], right[:, 0], atol=SAME_TOL)  # the prompt sees no node
+        np.testing.assert_allclose(one, other, atol=LOGIT_TOL)
 
 
 def test_scorers_are_static() -> None:
@@ -488,24 +398,6 @@ def test_params_follow_what_is_replaced(name: str) -> None:
     assert np.abs(np.asarray(model(tokens)) - before).max() > 0.1
     weight[...] = kept
     np.testing.assert_array_equal(np.asarray(model(tokens)), before)
-    model.model.layers[0].mlp = nnx.clone(model.model.layers[1].mlp)
-    assert np.abs(np.asarray(model(tokens)) - before).max() > 0.1
-
-
-def test_params_follow_what_another_thread_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = FlaxModel.from_pretrained(built("qwen2")[1])
-    weight = model.model.norm.weight
-
-    def meanwhile(*args: Any, **kwargs: Any) -> Any:
-        made = to_params(*args, **kwargs)
-        monkeypatch.undo()
-        weight[...] = weight[...] * 2
-        assert model.params["model.norm.weight"] is weight.get_raw_value()
-        return made
-
-    monkeypatch.setattr(model_module, "to_params", meanwhile)
-    assert model.params["model.norm.weight"] is not weight.get_raw_value()  # was asked for before
-    assert model.params["model.norm.weight"] is weight.get_raw_value()
 
 
 @pytest.mark.parametrize("name", ["qwen2", pytest.param("llama of many layers", marks=pytest.mark.slow)])
@@ -526,13 +418,8 @@ def test_a_model_is_trained_as_any_of_nnx(name: str) -> None:
     np.testing.assert_allclose(found, expected, atol=LOGIT_TOL)
     assert np.abs(expected).max() > 0.01
     assert np.isfinite(float(value))
-    model(tokens)  # no tracer is left behind
-
-
-def test_a_model_may_be_a_constant_of_a_program() -> None:
-    model, tokens = FlaxModel.from_pretrained(built("llama of many layers")[1]), jnp.array([[3, 4, 5]])
-    within = jax.jit(lambda tokens: model(tokens))(tokens)  # which stacks the layers for the first time
-    np.testing.assert_allclose(model(tokens), within, atol=SAME_TOL)
+    within = jax.jit(lambda tokens: model(tokens))(tokens)  # the model may be a constant of a program
+    np.testing.assert_allclose(model(tokens), within, atol=LOGIT_TOL)  # no tracer is left behind
 
 
 def test_random_models_can_be_had_without_a_checkpoint() -> None:
@@ -735,17 +622,6 @@ def test_what_cannot_be_written_is_an_error_and_leaves_the_old(
     assert {path.name: path.read_bytes() for path in (tmp_path / "folder").iterdir()} == before
 
 
-def test_push_to_hub_uploads_a_checkpoint(hub: HubServer) -> None:
-    model = loaded("qwen2")
-    assert "/commit/" in model.push_to_hub("model", private=True, max_shard_size="20KB")
-    uploaded = hub.files("me/model")
-    assert b'AutoModelForGenerativeRetrieval.from_pretrained("me/model")' in uploaded["README.md"]
-    assert "model.safetensors.index.json" in uploaded
-    again = FlaxModel.from_pretrained("me/model")
-    for name, array in arrays_of(model).items():
-        np.testing.assert_array_equal(arrays_of(again)[name], array)
-
-
 @pytest.mark.parametrize("max_shard_size", ["5GB", "20KB"])
 def test_checkpoints_are_downloaded_with_every_argument(
     max_shard_size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -816,28 +692,18 @@ def test_what_is_not_implemented_is_refused_by_field(family: str, fields: dict[s
 
 
 def test_sizes_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"num_attention_heads=4, expected a multiple of num_key_value_heads=3"):
-        to_spec(_with(config("qwen3"), num_key_value_heads=3))
-    with pytest.raises(ValueError, match=r"head_dim=7, expected an even number"):
-        to_spec(_with(config("qwen3"), head_dim=7))
+    for fields, message in (
+        ({"num_key_value_heads": 3}, "num_attention_heads=4, expected a multiple of num_key_value_heads=3"),
+        ({"head_dim": 7}, "head_dim=7, expected an even number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            to_spec(_with(config("qwen3"), **fields))
 
 
 def _with(made: Any, **fields: Any) -> Any:
     for name, value in fields.items():
         setattr(made, name, value)
     return made
-
-
-def test_sequences_longer_than_learned_positions_are_refused() -> None:
-    gpt2, bart = FlaxModel(config("gpt2", n_positions=8)), loaded("bart")
-    gpt2(np.ones((1, 8), dtype=np.int32))
-    with pytest.raises(ValueError, match="sequences have 9 tokens, expected at most 8, for which the model has"):
-        gpt2(np.ones((1, 9), dtype=np.int32))
-    one = np.ones((1, 1), dtype=np.int32)
-    with pytest.raises(ValueError, match="prompts have 65 tokens, expected at most 64"):
-        bart(np.ones((1, 65), dtype=np.int32), None, one)
-    with pytest.raises(ValueError, match="sequences have 65 tokens, expected at most 64"):
-        bart(one, None, np.ones((1, 65), dtype=np.int32))
 
 
 def test_checkpoints_of_models_without_a_head_are_read(tmp_path: Path) -> None:
@@ -873,10 +739,14 @@ def test_fields_count_only_where_transformers_reads_them() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("llama", {"input_ids": [3, 4]}, r"input_ids is int32\[2\], expected integers \[batch, tokens\]"),
-        ("llama", {"input_ids": [[0.5]]}, r"input_ids is float32\[1, 1\]"),
-        ("llama", {"input_ids": [[], []]}, r"input_ids is int32\[2, 0\], expected at least one row and one token"),
-        ("t5", {"input_ids": [[3]], "decoder_input_ids": [[]]}, r"decoder_input_ids is int32\[1, 0\], expected at"),
+        ("llama", {"input_ids": [3, 4]}, r"input_ids is int64\[2\], expected integers \[batch, tokens\]"),
+        ("llama", {"input_ids": [[0.5]]}, r"input_ids is float64\[1, 1\]"),
+        ("llama", {"input_ids": np.zeros((2, 0), int)}, "expected at least one row and one token"),
+        (
+            "t5",
+            {"input_ids": [[3]], "decoder_input_ids": np.zeros((1, 0), int)},
+            r"decoder_input_ids is int64\[1, 0\]",
+        ),
         ("llama", {"input_ids": [[3, 64]]}, "input_ids has token 64, expected 0 to less than 64"),
         ("llama", {"input_ids": [[-1, 3]]}, "input_ids has token -1"),
         ("t5", {"input_ids": [[3]], "decoder_input_ids": [[99]]}, "decoder_input_ids has token 99"),
@@ -884,50 +754,20 @@ def test_fields_count_only_where_transformers_reads_them() -> None:
         ("llama", {"input_ids": [[3]], "decoder_input_ids": [[3]]}, r"decoder_input_ids=.*, expected none"),
         ("t5", {"input_ids": [[3]]}, r"decoder_input_ids=None, expected some"),
         ("t5", {"input_ids": [[3]], "decoder_input_ids": [[3], [4]]}, r"has 2 rows, expected 1"),
+        ("llama", {"input_ids": [[3, 2**31 + 5]]}, f"input_ids has token {2**31 + 5}, expected 0 to less than 64"),
+        ("gpt2", {"input_ids": [[3] * 129]}, "sequences have 129 tokens, expected at most 128, for which the model"),
+        ("bart", {"input_ids": [[3] * 65], "decoder_input_ids": [[3]]}, "prompts have 65 tokens, expected at most 64"),
+        ("bart", {"input_ids": [[3]], "decoder_input_ids": [[3] * 65]}, "sequences have 65 tokens, expected at most"),
     ],
 )
 def test_wrong_inputs_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        loaded(name)(
-            **{
-                key: np.asarray(value, dtype=np.float32 if "0.5" in str(value) else np.int32)
-                for key, value in arguments.items()
-            }
-        )
+        loaded(name)(**arguments)
 
 
-def test_tokens_outside_of_32_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match=f"input_ids has token {2**31 + 5}, expected 0 to less than 64"):
-        loaded("llama")(np.array([[3, 2**31 + 5]]))
-
-
-def test_t5_in_float16_is_refused() -> None:
+def test_t5_in_float16_and_without_a_start_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="dtype='float16', expected 'float32' or 'bfloat16'"):
         FlaxModel.from_pretrained(built("t5")[1], dtype="float16")
-
-
-def test_an_encoder_decoder_needs_a_start() -> None:
     model = loaded("t5")
     with pytest.raises(ValueError, match="decoder_input_ids=None, expected what sequences"):
         model.scorer.prefill(model.params, replace(prompt_of("t5", batch("t5")), decoder_input_ids=None))
-
-
-# Without PyTorch
-
-
-def test_models_are_loaded_and_saved_without_torch(tmp_path: Path) -> None:
-    code = f"""
-import sys
-sys.modules["torch"] = None
-import numpy as np
-from hf_gr.flax.model import FlaxModel
-for name, folder in {[(name, str(built(name)[1])) for name in ("qwen3", "t5")]!r}:
-    model = FlaxModel.from_pretrained(folder)
-    start = np.array([[1]]) if name == "t5" else None
-    assert np.isfinite(np.asarray(model(np.array([[3, 4, 5]]), None, start))).all()
-    model.save_pretrained({str(tmp_path)!r} + "/" + name)
-assert sys.modules["torch"] is None
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "qwen3")
-    assert all(map(torch.equal, theirs.parameters(), built("qwen3")[0].parameters()))

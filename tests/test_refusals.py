@@ -14,6 +14,7 @@ import pytest
 import torch
 from families import EOS, PAD, VOCABULARY, build, shared
 from transformers import MaxLengthCriteria, StaticCache
+from transformers.generation import NoRepeatNGramLogitsProcessor
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, ConstraintLogitsProcessor, SemanticIds, enable
 
@@ -157,6 +158,12 @@ FLAX: Refused = [
     ({"draft_model": 5}, "draft_model is given"),
     ({"logits_processor": [ConstraintLogitsProcessor(INDEX)]}, "ConstraintLogitsProcessor.*pass constraint_index="),
     ({"logits_processor": partial(lambda: [processor_in_flax()])}, "pass constraint_index= instead"),
+    ({"logits_processor": len}, "logits_processor is a builtin_function_or_method, expected a list of functions"),
+    ({"stopping_criteria": [[]]}, r"stopping_criteria has \[\], expected functions of JAX"),
+    ({"logits_processor": [NoRepeatNGramLogitsProcessor(2)]}, "which is PyTorch's.*backend='torch'"),
+    ({"repetition_penalty": 1.3}, "backend='torch', or pass repetition_penalty=1.0 and a function in JAX as"),
+    ({"bad_words_ids": [[5]]}, r"bad_words_ids=\[\[5\]\], expected None: not supported in Flax"),
+    ({"begin_suppress_tokens": ["5"]}, "begin_suppress_tokens=.*expected a list of token ids"),
     ({"separator": ";"}, "separator is given, expected None in Flax: an answer is one"),
     ({"streamer": len}, "streamer is given"),
     ({"inputs_embeds": np.zeros((1, 3, 4))}, "inputs_embeds is given"),
