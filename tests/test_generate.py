@@ -116,6 +116,19 @@ def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged:
         assert (scores[: len(index)].diff() <= 0).all()
 
 
+@pytest.mark.parametrize("how", [{}, LOOP], ids=str)
+def test_without_an_end_there_is_no_item(how: dict[str, Any]) -> None:
+    """transformers marks by -1e9 what never ended, even if padding looks like its end."""
+    inputs, options = (
+        prompts(3, 7),
+        {"num_beams": 24, "num_return_sequences": 18, "early_stopping": "never", **DETAILS},
+    )
+    options |= {"suppress_tokens": [EOS], "length_penalty": 2.0, "pad_token_id": EOS}
+    out = enabled().generate(**inputs, constraint_index=RAGGED, **options, **how)
+    assert (out.sequences_scores == -torch.inf).all()
+    assert (generated(out, inputs) == EOS).all()
+
+
 def test_resized_embeddings_decide_over_a_head_that_says_otherwise() -> None:
     """Resizing leaves `out_features` as it was in heads that are tied by hand, as Marian's."""
     model = build("qwen3")

@@ -24,6 +24,8 @@ from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence
 from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
+NO_BEAM = -0.9e9  # transformers marks by -1e9 what has not ended; no sum of log-probabilities is as low
+
 
 def run(generate: Callable[..., Any], call: Call, constraint: Constraint) -> tuple[Any, int]:
     """transformers' own output, with scores, under a constraint, and its generated tokens; changes the call's config.
@@ -87,7 +89,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         chosen = [step.gather(1, tokens[:, None]) for step, tokens in zip(out.scores, generated.T, strict=True)]
         is_dead = ((torch.cat(chosen, dim=1) < NEARLY_IMPOSSIBLE) & (steps < lengths[:, None])).any(dim=1)
     else:
-        is_dead = scores < NEARLY_IMPOSSIBLE
+        is_dead = scores < NO_BEAM
         # When legal beams run out, transformers goes on with others, and with copies.
         rows = [tuple(row[:length]) for row, length in zip(generated.tolist(), lengths.tolist(), strict=True)]
         numbered = [(number // config.num_return_sequences, row) for number, row in enumerate(rows)]
