@@ -25,7 +25,7 @@ from hf_gr.answering.requests import Request
 from hf_gr.commands import app as cli
 from hf_gr.jobs import baselines as baselines_module
 from hf_gr.jobs import measures, prompts
-from hf_gr.jobs.baselines import FEW_REPEATS, ITEM_TO_ITEM, LATEST, POPULARITY, Histories, PairCounts
+from hf_gr.jobs.baselines import FEW_REPEATS, ITEM_TO_ITEM, LATEST, POPULARITY, Baselines, Histories
 from hf_gr.jobs.intervals import FEWEST_USERS, UserValues, bootstrap
 from hf_gr.jobs.metrics import metric_names
 from hf_gr.jobs.results import Evaluation
@@ -233,7 +233,7 @@ def test_baselines_are_what_the_definitions_say(seed: int, repeats: bool) -> Non
     counted = Histories()
     for start in range(0, 40, 7):
         counted.add(histories[start : start + 7])
-    found = counted.baselines(index)
+    found = Baselines(counted, index)
     assert found.omits_history is not repeats
     for number, history in enumerate([*histories, [99], []]):
         exclude = draw.permutation(30)[: number % 5].tolist()
@@ -248,9 +248,10 @@ def test_long_histories_count_with_their_latest_items(monkeypatch: pytest.Monkey
     monkeypatch.setattr(baselines_module, "LATEST", 2)
     counted = Histories()
     counted.add([[1, 2, 3], [1, 3]])
-    found = counted.baselines(ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
+    found = Baselines(counted, ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
     assert found.answer(Request(0, []), [3], top_k=3) == {POPULARITY: [1, 2], ITEM_TO_ITEM: [1, 2]}
-    assert (found.popular, len(found.others)) == ([3, 1, 2], 4)  # 1 and 2 are never together
+    assert found.popular == [3, 1, 2]
+    assert found.answer(Request(0, []), [2], top_k=3)[ITEM_TO_ITEM] == [3, 1]  # 1 and 2 are never together
 
 
 @pytest.mark.parametrize("excluded", [True, False])
@@ -258,23 +259,10 @@ def test_a_target_among_the_excluded_history_may_be_found(excluded: bool) -> Non
     """Evaluation never excludes a target: exclusions of the history without it hold for baselines as they are."""
     counted = Histories()
     counted.add([[number, number + 1] for number in range(50)])
-    found = counted.baselines(ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
+    found = Baselines(counted, ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
     request = Request(0, [], (2,) if excluded else ())
     assert found.omits_history
     assert (1 in found.answer(request, [1, 2], [1], top_k=3)[POPULARITY]) is excluded
-
-
-@pytest.mark.parametrize("few", [0, 100, 10**6])
-def test_pairs_are_counted_however_they_are_merged(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baselines_module, "FEW_PAIRS", few)
-    draw, pairs, expected = np.random.default_rng(0), PairCounts(), Counter[int]()
-    for size in draw.integers(0, 50, 60):
-        keys = draw.integers(0, 200, size)
-        pairs.add(keys)
-        expected.update(keys.tolist())
-    keys, counts = pairs.merged()
-    assert dict(zip(keys.tolist(), counts.tolist(), strict=True)) == expected
-    assert keys.tolist() == sorted(expected)
 
 
 def baseline_metrics(

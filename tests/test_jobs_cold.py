@@ -15,9 +15,7 @@ from jobs_case import Case, command, make_case, make_users, options_of, read, ru
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.jobs.metrics import user_metrics
-from hf_gr.jobs.prompts import PromptMaker
 from hf_gr.jobs.run import Recommended
-from hf_gr.jobs.users import UserColumns, Users
 
 NUM_USERS = 40
 POPULAR = [999, 107, 100, 103, 998, 104, 105, 111, 112, 102, 101]  # 998 and 999 have left the catalogue
@@ -94,20 +92,6 @@ def test_without_a_fallback_such_users_are_problems(case: Case, real: Any, tmp_p
         run(case, path, tmp_path / "stopped.parquet", fallback=POPULAR)
 
 
-def test_an_empty_prompt_of_any_kind_is_answered(tmp_path: Path) -> None:
-    index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=[10, 11, 12])
-    rows = [{"t": [5, 7], "x": "a"}, {"t": None, "x": None}, {"t": [], "x": ""}]
-    for role in ("tokens", "text"):
-        columns = UserColumns(**{role: {"tokens": "t", "text": "x"}[role]})
-        users = Users(write_users(tmp_path / "u.parquet", rows), columns, are_strings=False)
-        window = next(users.windows(10))
-        options: dict[str, Any] = {"tokenizer": lambda texts, verbose: {"input_ids": [[5] for _ in texts]}}
-        made = PromptMaker(index.snapshot, columns, fallback=[12, 10], **options)(window)
-        assert ([request.row for request in made.requests], made.problems) == ([0], {})
-        assert made.fallbacks == {1: [12, 10], 2: [12, 10]}
-        assert set(PromptMaker(index.snapshot, columns, **options)(window).problems) == {1, 2}
-
-
 @pytest.mark.parametrize("kind", ["numpy", "pandas", "texts", "arrow"])
 def test_a_fallback_is_any_list_of_ids(case: Case, kind: str) -> None:
     given: Any = np.array(POPULAR)
@@ -130,7 +114,6 @@ def test_a_fallback_is_any_list_of_ids(case: Case, kind: str) -> None:
         ({"fallback": ["B01"]}, "fallback='B01' at place 0, expected integers as the catalogue's item ids are"),
         ({"fallback": [7, 8]}, "fallback=7, 8, expected items of the catalogue, which has none of them"),
         ({"remove_items": "gone.txt"}, "remove_items='gone.txt', expected a list of item ids: read the file"),
-        ({"unknown_item": "drop"}, "unknown_item= is given, .*: did you mean unknown_items="),
         ({"unknown_items": "keep"}, "unknown_items='keep', expected 'refuse' or 'drop'"),
     ],
 )

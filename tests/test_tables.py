@@ -30,7 +30,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from tqdm.auto import tqdm  # noqa: E402
 
 from hf_gr.classification.tables import read_texts  # noqa: E402
-from hf_gr.jobs.settings import UserColumns  # noqa: E402
+from hf_gr.jobs.settings import Settings  # noqa: E402
 from hf_gr.jobs.users import Users  # noqa: E402
 from hf_gr.tables import cells, files, memory, sequences  # noqa: E402
 from hf_gr.tables import table as tables  # noqa: E402
@@ -239,7 +239,7 @@ def test_a_folder_of_spark_is_its_parts_for_every_reader(tmp_path: Path) -> None
     assert read_table(tmp_path).item_ids.tolist() == [7]
     assert read_histories(tmp_path, item="item_id") == {"ann": [7]}
     assert read_texts(tmp_path, text="text").column("text").to_pylist() == ["tea"]
-    users = Users(tmp_path, UserColumns(history="history"), are_strings=False)
+    users = Users(tmp_path, Settings(history="history"), are_strings=False)
     assert [rows.cells("history") for rows in users.windows(5)] == [[[7]]]
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_gr.answering.backends import backend_for, backend_of
 from hf_gr.answering.loading import check_name
-from hf_gr.answering.recommender import Recommender, useful_beams
+from hf_gr.answering.recommender import useful_beams
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
 
@@ -36,8 +37,7 @@ MODEL_FILES = ("config.json", "adapter_config.json")  # of models, and of adapte
 logger = logging.getLogger("hf_gr.evaluate")
 
 
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """A model with its catalogue, under a name; the catalogue is None if the model's checkpoint names it."""
 
     name: str
@@ -45,24 +45,14 @@ class Contender:
     index: Any
 
 
-@dataclass(frozen=True)
-class Run:
-    """One model's answers to all users, with one number of beams.
-
-    Attributes:
-        name: of the model.
-        num_beams: of the search.
-        output: the file of rows.
-        index: the catalogue.
-        doubts: what looks like a mistake in the catalogue, for this model.
-        measured: fields of `BeamResult` that are no counts of rows.
-    """
+class Run(NamedTuple):
+    """One model's answers to all users, with one number of beams: the rows, and fields of `BeamResult` besides."""
 
     name: str
     num_beams: int
     output: Path
     index: ConstraintIndex
-    doubts: tuple[str, ...]
+    doubts: Sequence[str]  # what looks like a mistake in the catalogue, for this model
     measured: dict[str, Any]
 
 
@@ -126,9 +116,8 @@ def _contenders(model: Any, index: Any) -> list[Contender]:
         Contender(name, model if models is None else models[name], index if indexes is None else indexes[name])
         for name in names
     ]
-    clash = next((name for name in names if name in (POPULARITY, ITEM_TO_ITEM)), None)
-    if clash is not None:
-        raise ValueError(f"a model is called {clash!r}, expected another name: that of a baseline")
+    if clash := {POPULARITY, ITEM_TO_ITEM}.intersection(names):
+        raise ValueError(f"a model is called {clash.pop()!r}, expected another name: that of a baseline")
     for contender in found:
         if isinstance(contender.model, (str, Path)):
             check_name(contender.model)
@@ -158,35 +147,42 @@ def _run_model(
 ) -> tuple[list[Run], tuple[Users, PromptMaker], str]:
     """Answer all users with each number of beams; what is returned does not keep the model."""
     job, table = make_job(contender.model, users, replace(every[0], constraint_index=contender.index), processes)
-    widths = [one.num_beams or job.decoder.num_beams for one in every]
-    widths = dict.fromkeys(useful_beams(width, job.decoder.index, every[0].top_k) for width in widths)
+    model, index, mesh = job.decoder.model, job.decoder.index, job.decoder.options.get("mesh")
+    hardware = backend_of(model).hardware(model, num_processes=processes.count, mesh=mesh)
+    doubts = list(doubts_of(index.snapshot, vocabulary=job.maker.vocab_size))
+    widths = [useful_beams(one.num_beams or job.decoder.num_beams, index, one.top_k) for one in every]
     place = processes.by_main(lambda: tempfile.mkdtemp(dir=folder), doing="has no folder for rows on the way")
-    runs = [_run_beams(contender.name, job, table, width, Path(place), processes) for width in widths]
-    return runs, (table, job.maker), _hardware(job.decoder, processes.count)
+    runs = [
+        Run(
+            contender.name,
+            width,
+            output := Path(place, f"{width}.parquet"),
+            index,
+            doubts,
+            _run_beams(job, table, width, output, processes),
+        )
+        for width in dict.fromkeys(widths)
+    ]
+    return runs, (table, job.maker), hardware
 
 
-def _run_beams(name: str, job: Job, users: Users, num_beams: int, folder: Path, processes: Any) -> Run:
-    job = replace(
-        job,
-        settings=replace(job.settings, num_beams=num_beams),
-        decoder=replace(job.decoder, num_beams=num_beams),
-    )
+def _run_beams(job: Job, users: Users, num_beams: int, output: Path, processes: Any) -> dict[str, Any]:
+    """Answer all users with one number of beams; fields of `BeamResult` that are no counts of rows."""
+    settings, decoder = replace(job.settings, num_beams=num_beams), replace(job.decoder, num_beams=num_beams)
+    job = replace(job, settings=settings, decoder=decoder)
     # The first process only; the others wait while it measures.
     latency, invalid = processes.by_main(
-        lambda: time_users(job, users, job.settings.sampled_users), doing="could not take the time"
+        lambda: time_users(job, users, settings.sampled_users), doing="could not take the time"
     )
     start = perf_counter()
-    made = run_job(job, users, folder / f"{num_beams}.parquet", processes)
-    measured = {
+    made = run_job(job, users, output, processes)
+    return {
         "unconstrained_invalid": invalid,
         "latency_seconds": latency,
         "users_per_second": made.num_rows / (perf_counter() - start),
         "num_fallback": made.num_fallback,
         "num_dropped": made.num_dropped,
     }
-    index = job.decoder.index
-    doubts = tuple(doubts_of(index.snapshot, vocabulary=job.maker.vocab_size))
-    return Run(name, num_beams, made.output, index, doubts, measured)
 
 
 def _count(
@@ -199,17 +195,17 @@ def _count(
 ) -> Evaluation:
     """Count the rows of all runs, and the baselines' lists for the same users."""
     new_items = None if settings.new_items is None else frozenset(settings.new_items)
-    tallies = [Tally(cutoffs, run.index, new_items) for run in runs]
-    names, lists, omits_history = (), None, False
-    if settings.baselines and settings.columns.history is not None:
-        names, window_rows = (POPULARITY, ITEM_TO_ITEM), settings.window_rows
-        learned = learn(users, maker, runs[0].index, window_rows=window_rows, omit_history=settings.omit_history)
-        omits_history = learned.omits_history
-        lists = baseline_lists(learned, users, maker, top_k=settings.top_k, window_rows=window_rows)
-        tallies += [Tally(cutoffs, runs[0].index, new_items) for _ in names]
+    names: tuple[str, ...] = ()
+    lists, omits_history = None, False
+    if settings.baselines and settings.history is not None:
+        learned = learn(users, maker, runs[0].index, settings)
+        names, omits_history = (POPULARITY, ITEM_TO_ITEM), learned.omits_history
+        lists = baseline_lists(learned, users, maker, settings)
+    indexes = [*(run.index for run in runs), *(runs[0].index for _ in names)]
+    tallies = [Tally(cutoffs, index, new_items) for index in indexes]
     skipped, num_spared = count_rows([run.output for run in runs], tallies, lists)
-    resampling = {"num_resamples": settings.num_resamples, "seed": settings.bootstrap_seed}
     num_skipped = sum(reason.num_rows for reason in skipped)
+    resampling = {"num_resamples": settings.num_resamples, "seed": settings.bootstrap_seed}
     counted = [{"num_skipped": num_skipped, **tally.result(**resampling)} for tally in tallies]
     results = tuple(
         BeamResult(name=run.name, num_beams=run.num_beams, **run.measured, **fields)
@@ -229,26 +225,24 @@ def _count(
         bootstrap_seed=settings.bootstrap_seed,
         _values={result.label: tally.values for result, tally in zip((*results, *baselines), tallies, strict=True)},
     )
-    pairs = [(result, other) for result, other in _pairs(results, baselines)]
-    return replace(found, differences=tuple(one for pair in pairs for one in found.difference(*pair)))
+    return replace(
+        found, differences=tuple(one for pair in _pairs(results, baselines) for one in found.difference(*pair))
+    )
 
 
-def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> list[tuple[Result, Result]]:
+def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
     """What is compared: each model with the first at as many beams, and with most beams with the baselines."""
     by_model: dict[str, list[BeamResult]] = {}
     for result in results:
         by_model.setdefault(result.name, []).append(result)
     first, *others = by_model.values()
-    pairs: list[tuple[Result, Result]] = []
-    for model in others:
-        for result in model:
-            # Catalogues of different sizes may be searched with different numbers of beams.
-            same = next((other for other in first if other.num_beams == result.num_beams), first[-1])
-            pairs.append((result, same))
+    for result in chain.from_iterable(others):
+        # Catalogues of different sizes may be searched with different numbers of beams.
+        same = next((other for other in first if other.num_beams == result.num_beams), first[-1])
+        yield result, same
     for model in by_model.values():
         best = max(model, key=lambda result: result.num_beams)
-        pairs += [(best, baseline) for baseline in baselines]
-    return pairs
+        yield from ((best, baseline) for baseline in baselines)
 
 
 def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, num_spared: int) -> tuple[str, ...]:
@@ -281,8 +275,3 @@ def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, n
             "baselines learn from later rows of a user, too, whose histories may hold earlier targets"
         )
     return tuple(found)
-
-
-def _hardware(decoder: Recommender, num_processes: int) -> str:
-    model, mesh = decoder.model, decoder.options.get("mesh")
-    return backend_of(model).hardware(model, num_processes=num_processes, mesh=mesh)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -43,7 +43,6 @@ class Job:
         settings: how to read and answer the table.
         maker: turns rows into prompts.
         decoder: turns prompts into items.
-        schema: of the rows: the user, items, scores, what was counted, error, and what `evaluate` needs.
         doubts: what looks like a mistake in the settings.
         counts: what this process has counted of its rows.
         told: what looks like a mistake in its rows.
@@ -52,18 +51,17 @@ class Job:
     settings: Settings
     maker: PromptMaker
     decoder: Recommender
-    schema: Any
     doubts: tuple[str, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
 
     def run(self, window: Rows, on_progress: Callable[[int], None] = lambda num_rows: None) -> Any:
-        """The rows of a window.
+        """The rows of a window: the user, items, scores, what was counted, error, and what `evaluate` needs.
 
         Raises:
             ValueError: a row cannot be answered, unless such rows are skipped.
         """
-        made = self.maker(window)
+        made, settings = self.maker(window), self.settings
         self._refuse(made.problems)
         answers = self.decoder.answer_all(made.requests, on_progress)
         problems, rows = dict(made.problems), range(len(window))
@@ -81,47 +79,44 @@ class Job:
                     "generate leave nothing",
                 )
         self._refuse(problems)
-        columns = self.settings.columns
         self.counts.update(counts_of(made, items, problems))
-        if columns.user is not None and window.number == 0:
-            self.told.extend(warning_of_repeated(window, columns.user))
-        user = range(window.first_row, window.first_row + len(window)) if columns.user is None else columns.user
-        values = [user, items, scores]
-        if self.settings.fallback is not None:
-            values.append([row in made.fallbacks for row in rows])
-        if self.settings.unknown_items == "drop":
-            values.append([made.num_dropped.get(row, 0) for row in rows])
-        values.append([problems.get(row) for row in rows])
-        if self.settings.has_targets:
-            values.append([made.targets.get(row) for row in rows])
-            values.append([row in made.spared for row in rows])
-        if columns.group is not None:
-            values.append(columns.group)
-        if columns.is_new is not None:
-            values.append([made.are_new.get(row) for row in rows])
-        arrays = [
-            window.columns.column(value).combine_chunks() if isinstance(value, str) else pa.array(value, type=kind)
-            for value, kind in zip(values, self.schema.types, strict=True)
-        ]
-        return pa.Table.from_arrays(arrays, schema=self.schema)
+        kind = pa.list_(pa.string() if self.maker.snapshot.are_strings else pa.int64())
+        columns: dict[str, Any] = {}
+        if settings.user is None:
+            columns["row"] = pa.array(range(window.first_row, window.first_row + len(window)), pa.int64())
+        else:
+            columns[USER if settings.has_targets else settings.user] = window.columns.column(settings.user)
+            if window.number == 0:
+                self.told.extend(warning_of_repeated(window, settings.user))
+        columns["items"] = pa.array(items, kind)
+        columns["scores"] = pa.array(scores, pa.list_(pa.float32()))
+        if settings.fallback is not None:
+            columns[IS_FALLBACK] = pa.array([row in made.fallbacks for row in rows])
+        if settings.unknown_items == "drop":
+            columns[NUM_DROPPED] = pa.array([made.num_dropped.get(row, 0) for row in rows], pa.int64())
+        columns["error"] = pa.array(map(problems.get, rows), pa.string())
+        if settings.has_targets:
+            columns["targets"] = pa.array(map(made.targets.get, rows), kind)
+            columns[WAS_EXCLUDED] = pa.array([row in made.spared for row in rows])
+        if settings.group is not None:
+            columns["group"] = window.columns.column(settings.group)
+        if settings.is_new is not None:
+            columns["is_new"] = pa.array(map(made.are_new.get, rows), pa.bool_())
+        return pa.table(columns)
 
     def manifest(self, users: Users) -> dict[str, Any]:
         """All that decides the rows, except what may change when an interrupted run is resumed."""
-        decoder = self.decoder
-        columns = asdict(self.settings.columns)
-        settings = {name: getattr(self.settings, name) for name in DECIDING_ROWS}
-        settings |= {"columns": columns, "num_beams": decoder.num_beams, "options": {}}  # these are below
-        tokenizer = self.maker.tokenizer if self.settings.columns.text is not None else None
-        config = decoder.model.generation_config
+        decoder, settings = self.decoder, self.settings
+        tokenizer = None if settings.text is None else fingerprint_tokenizer(self.maker.tokenizer)
         return {
             "hf_gr": __version__,
             "users": users.fingerprint(),
             "model": backend_of(decoder.model).fingerprint(decoder.model),
-            "generation config": _describe(config),
+            "generation config": _describe(decoder.model.generation_config),
             "catalogue": fingerprint_index(decoder.index),
-            "tokenizer": None if tokenizer is None else fingerprint_tokenizer(tokenizer),
-            "settings": settings,
-            "options": {name: _describe(value) for name, value in sorted(self.settings.options.items())},
+            "tokenizer": tokenizer,
+            "settings": {name: getattr(settings, name) for name in DECIDING_ROWS} | {"num_beams": decoder.num_beams},
+            "options": {name: _describe(value) for name, value in sorted(settings.options.items())},
         }
 
     def _refuse(self, problems: Mapping[int, str]) -> None:
@@ -138,7 +133,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     if isinstance(index, (str, Path)) and str(index) != ".":
         index = ConstraintIndex.from_pretrained(index)  # before the model: errors in the users show at once
     table = _read_users(users, settings, index) if isinstance(index, ConstraintIndex) else None
-    if settings.columns.text is not None:
+    if settings.text is not None:
         tokenizer = load_tokenizer(tokenizer, model, revision=settings.revision)
     model = backend.load_model(
         model,
@@ -158,53 +153,41 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
                 "users differ between processes, expected the same table in all: pass it whole to each, as each takes "
                 "its own windows of it"
             )
-    if settings.columns.text is not None:
+    if settings.text is not None:
         index.check_tokenizer(tokenizer)
     if settings.assistant_model is not None:
         draft_model = backend.load_draft_model(settings.assistant_model, model)
         settings = replace(settings, options={**settings.options, "assistant_model": draft_model})
+    num_beams = settings.num_beams or default_beams(model, settings.options, settings.top_k)
     decoder = Recommender(
         model,
         index,
         num_results=settings.top_k,
-        num_beams=useful_beams(
-            settings.num_beams or default_beams(model, settings.options, settings.top_k), index, settings.top_k
-        ),
+        num_beams=useful_beams(num_beams, index, settings.top_k),
         token_budget=settings.token_budget,
         options=settings.options if mesh is None else {**settings.options, "mesh": mesh},
     )
     _check_decoding(decoder, settings)
     maker = PromptMaker(
         index.snapshot,
-        settings.columns,
+        settings,
         tokenizer=tokenizer,
         vocab_size=backend.num_embeddings(model),
         longest=prompt_room(model, index, drafting=decoder.option("drafting"), options=settings.options),
-        max_prompt_tokens=settings.max_prompt_tokens,
-        prefix_tokens=tuple(settings.prefix_tokens),
-        suffix_tokens=tuple(settings.suffix_tokens),
-        leave_one_out=settings.leave_one_out,
-        drops_unknown=settings.unknown_items == "drop",
         fallback=living_fallback(settings.fallback, index),
-        top_k=settings.top_k,
         removed=frozenset(removed),
     )
-    doubts = (
-        *(
-            f"constraint_index= may be wrong: {doubt}"
-            for doubt in doubts_of(index.snapshot, vocabulary=maker.vocab_size)
-        ),
-        *_doubt("remove_items", missing, len(settings.remove_items or ())),
-        *_doubt("fallback", missing_from(settings.fallback, index), len(settings.fallback or ())),
-    )
-    return Job(settings, maker, decoder, _schema(settings, table), doubts), table
+    found = doubts_of(index.snapshot, vocabulary=maker.vocab_size)
+    doubts = [f"constraint_index= may be wrong: {doubt}" for doubt in found]
+    doubts += _doubt("remove_items", missing, len(settings.remove_items or ()))
+    doubts += _doubt("fallback", missing_from(settings.fallback, index), len(settings.fallback or ()))
+    return Job(settings, maker, decoder, tuple(doubts)), table
 
 
 def _read_users(users: Any, settings: Settings, index: ConstraintIndex) -> Users:
     """The table of users, whose ids are of the catalogue's kind; also checks the fallback."""
     living_fallback(settings.fallback, index)
-    are_strings, how = index.snapshot.are_strings, settings.format
-    return Users(users, settings.columns, are_strings=are_strings, format=how, delimiter=settings.delimiter)
+    return Users(users, settings, are_strings=index.snapshot.are_strings)
 
 
 def _doubt(name: str, missing: Sequence[Any], number: int) -> Iterator[str]:
@@ -216,38 +199,15 @@ def _doubt(name: str, missing: Sequence[Any], number: int) -> Iterator[str]:
         )
 
 
-def _schema(settings: Settings, users: Users) -> Any:
-    """The columns of the rows, in the order of `Job.run`."""
-    columns, item = settings.columns, pa.string() if users.are_strings else pa.int64()
-    who = pa.field("row", pa.int64()) if columns.user is None else users.schema.field(columns.user)
-    if settings.has_targets and columns.user is not None:
-        who = who.with_name(USER)
-    fields = [who, pa.field("items", pa.list_(item)), pa.field("scores", pa.list_(pa.float32()))]
-    if settings.fallback is not None:
-        fields.append(pa.field(IS_FALLBACK, pa.bool_()))
-    if settings.unknown_items == "drop":
-        fields.append(pa.field(NUM_DROPPED, pa.int64()))
-    fields.append(pa.field("error", pa.string()))
-    taken = ("items", "scores", IS_FALLBACK, NUM_DROPPED, "error")
-    if who.name in taken:
-        raise ValueError(f"user={who.name!r}, expected another name than {', '.join(taken)}: rename the column")
-    if settings.has_targets:
-        fields.append(pa.field("targets", pa.list_(item)))
-        fields.append(pa.field(WAS_EXCLUDED, pa.bool_()))
-    if columns.group is not None:
-        fields.append(pa.field("group", users.schema.field(columns.group).type))
-    if columns.is_new is not None:
-        fields.append(pa.field("is_new", pa.bool_()))
-    return pa.schema(fields)
-
-
 def _check_decoding(decoder: Recommender, settings: Settings) -> None:
     """Refuse unknown arguments of `generate`, rows that differ from run to run, and too few beams for the items."""
-    taken = [signature(call).parameters for call in (decoder.model.generate, _forward_of(decoder.model))]
-    known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]} - {"args", "kwargs"}
+    model = decoder.model
+    forward = getattr(model, "forward", type(model).__call__)  # what names the arguments of a prompt
+    known = {*vars(GRGenerationConfig()), *signature(model.generate).parameters, *signature(forward).parameters}
+    known -= {"args", "kwargs"}
     unknown = sorted(set(decoder.options) - known)
     if unknown:
-        close = get_close_matches(unknown[0], known, n=1)  # options of ours: `Settings.read`
+        close = get_close_matches(unknown[0], known | {each.name for each in fields(settings)}, n=1)
         raise ValueError(
             f"{unknown[0]}= is given, expected an option or an argument of generate"
             + (f": did you mean {close[0]}=?" if close else ": omit it")
@@ -263,11 +223,6 @@ def _check_decoding(decoder: Recommender, settings: Settings) -> None:
             f"num_beams={decoder.num_beams}, expected 2 or more and at least {most}={decoder.num_results}: "
             "pass num_beams="
         )
-
-
-def _forward_of(model: Any) -> Any:
-    """What names the arguments of a prompt."""
-    return getattr(model, "forward", type(model).__call__)
 
 
 def _describe(value: Any) -> Any:

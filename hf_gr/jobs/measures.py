@@ -28,6 +28,7 @@ from .job import USER, WAS_EXCLUDED, Job
 from .metrics import metric_names, user_metrics
 from .prompts import PromptMaker
 from .results import Skipped
+from .settings import Settings
 from .users import Users
 
 ROWS_AT_ONCE = 8192
@@ -143,30 +144,25 @@ def count_rows(
     return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows)), num_spared
 
 
-def learn(
-    users: Users, maker: PromptMaker, index: ConstraintIndex, *, window_rows: int, omit_history: bool | None
-) -> Baselines:
+def learn(users: Users, maker: PromptMaker, index: ConstraintIndex, settings: Settings) -> Baselines:
     """Count the histories of a table, those of all users that have a prompt; targets are no part of them."""
     histories = Histories()
-    for window in users.windows(window_rows):
+    for window in users.windows(settings.window_rows):
         histories.add(maker(window).histories.values())
-    return histories.baselines(index, omit_history=omit_history)
+    return Baselines(histories, index, omit_history=settings.omit_history)
 
 
 def baseline_lists(
-    baselines: Baselines, users: Users, maker: PromptMaker, *, top_k: int, window_rows: int
+    baselines: Baselines, users: Users, maker: PromptMaker, settings: Settings
 ) -> Iterator[tuple[Sequence[Any], ...]]:
     """The baselines' lists for every row of a table, in order; empty ones for rows without an answer."""
-    for window in users.windows(window_rows):
+    for window in users.windows(settings.window_rows):
         made = maker(window)
-        lists = {
-            request.row: baselines.answer(
-                request, made.histories.get(request.row, []), made.targets[request.row], top_k=top_k
-            )
-            for request in (*made.requests, *made.cold)
-        }
-        for row in range(len(window)):
-            yield ((), ()) if row in made.problems else tuple(lists[row].values())
+        lists: dict[int, Any] = dict.fromkeys(range(len(window)), ((), ()))
+        for request in (*made.requests, *made.cold):
+            history, targets = made.histories.get(request.row, []), made.targets[request.row]
+            lists[request.row] = tuple(baselines.answer(request, history, targets, top_k=settings.top_k).values())
+        yield from lists.values()
 
 
 def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, float | None]:

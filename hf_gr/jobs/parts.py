@@ -16,7 +16,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,6 @@ IS_FALLBACK, NUM_DROPPED = "is_fallback", "num_dropped"  # columns of the rows, 
 PART, STOPPED = "part-{:08d}.parquet", "stopped"
 DIGEST_KEY = b"hf_gr.recommend"  # in the output's metadata: the digest of the run that wrote it
 GROUP_ROWS = 2**13  # per row group of the output: small ones take space, large ones memory
-
-
-@dataclass(frozen=True)
-class Totals:
-    """What a run's output has: rows, those with an error, those answered by the fallback, and dropped items."""
-
-    num_rows: int
-    num_skipped: int = 0
-    num_fallback: int = 0
-    num_dropped: int = 0
 
 
 class Parts(Shards):
@@ -110,8 +99,8 @@ class Parts(Shards):
             with suppress(OSError):  # it has other files
                 self.folder.rmdir()
 
-    def merge(self, num_windows: int) -> Totals:
-        """Merge all parts into the output, and remove them; only one process calls this.
+    def merge(self, num_windows: int) -> dict[str, int]:
+        """Merge all parts into the output, and remove them; only one process calls this. Returns `totals`.
 
         Raises:
             ValueError: a part is missing or damaged, or a row has an error and none may have one.
@@ -133,21 +122,17 @@ class Parts(Shards):
         shutil.rmtree(self.folder, ignore_errors=True)
         return self.totals()
 
-    def totals(self) -> Totals:
-        """What the output has."""
+    def totals(self) -> dict[str, int]:
+        """What the output has: fields of `Recommended`."""
+        counted = {"error": "num_skipped", IS_FALLBACK: "num_fallback", NUM_DROPPED: "num_dropped"}
         with pyarrow.parquet.ParquetFile(self.output) as reader:
-            there = set(reader.schema_arrow.names) & {IS_FALLBACK, NUM_DROPPED, *["error"] * self.with_errors}
-            counts = dict.fromkeys(there, 0)
-            for batch in reader.iter_batches(columns=sorted(there)) if there else ():
+            found = {"num_rows": reader.metadata.num_rows} | dict.fromkeys(counted.values(), 0)
+            there = sorted(counted.keys() & set(reader.schema_arrow.names))
+            for batch in reader.iter_batches(columns=there) if there else ():
                 for name in there:
                     column = batch.column(name)
-                    counts[name] += pc.sum(column.is_valid() if name == "error" else column).as_py() or 0
-            return Totals(
-                reader.metadata.num_rows,
-                num_skipped=counts.get("error", 0),
-                num_fallback=counts.get(IS_FALLBACK, 0),
-                num_dropped=counts.get(NUM_DROPPED, 0),
-            )
+                    found[counted[name]] += pc.sum(column.is_valid() if name == "error" else column).as_py() or 0
+        return found
 
     def _groups(self, num_windows: int) -> Iterator[Sequence[Any]]:
         """The output's rows, from all parts in order, several parts at a time."""

@@ -19,7 +19,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import read_list
 from hf_gr.tables.table import Rows
 
-from .settings import UserColumns
+from .settings import Settings
 from .users import SKIPPING
 
 A_KNOWN_ITEM, ANSWERED = "an item of the catalogue", "or answer it with fallback="
@@ -70,64 +70,44 @@ class PromptMaker:
 
     Attributes:
         snapshot: the catalogue, which has the tokens of a history's items.
-        columns: the columns by meaning.
+        settings: the columns, and how to read them.
         tokenizer: for a column of texts.
         vocab_size: tokens are below it; None if unknown.
         longest: the most tokens that the model has positions for; None if unknown. A history keeps the latest items
-            that fit; other prompts that do not fit are problems.
-        max_prompt_tokens: the user's own limit: any prompt keeps its latest tokens.
-        prefix_tokens: before every prompt made from a history.
-        suffix_tokens: after it.
-        leave_one_out: the last item of a history is the target, and no part of the prompt.
-        drops_unknown: items that the catalogue does not have are dropped from histories and filters; they are
-            problems otherwise.
+            that fit; other prompts that do not fit are problems, unless `max_prompt_tokens` cuts them.
         fallback: living items, the best first, that answer users without a history; None if these are problems.
-        top_k: items of such an answer.
         removed: items that the run removes: a filter may name them, which allows nothing.
     """
 
     snapshot: Snapshot
-    columns: UserColumns
+    settings: Settings
     tokenizer: Any = None
     vocab_size: int | None = None
     longest: int | None = None
-    max_prompt_tokens: int | None = None
-    prefix_tokens: tuple[int, ...] = ()
-    suffix_tokens: tuple[int, ...] = ()
-    leave_one_out: bool = False
-    drops_unknown: bool = False
     fallback: Sequence[Any] | None = None
-    top_k: int = 10
     removed: frozenset[Any] = frozenset()
 
     def __call__(self, window: Rows) -> Requests:
         """The requests of a window."""
-        made = Requests(window)
+        made, columns = Requests(window), self.settings
         self._read_targets(made)
-        if (name := self.columns.is_new) is not None:
-            for row, cell in enumerate(window.cells(name)):
-                if (truth := TRUTHS.get(str(cell).lower())) is None:
-                    made.refuse(name, row, cell, f"true, false, 1 or 0: {SKIPPING}")
-                else:
-                    made.are_new[row] = truth
-        if self.columns.history is not None:
-            prompts = self._from_histories(made, self.columns.history)
-        elif self.columns.tokens is not None:
-            prompts = self._from_tokens(made, self.columns.tokens)
+        if columns.history is not None:
+            prompts = self._from_histories(made, columns.history)
+        elif columns.tokens is not None:
+            prompts = self._from_tokens(made, columns.tokens)
         else:
-            assert self.columns.text is not None
-            prompts = self._from_texts(made, self.columns.text)
-        excluded = self._read_lists(made, self.columns.exclude)
-        allowed = self._read_lists(made, self.columns.filter)
+            prompts = self._from_texts(made, columns.text or "")
+        excluded = self._read_lists(made, columns.exclude)
+        allowed = self._read_lists(made, columns.filter)
         if self.removed:
             allowed = {row: [item for item in items if item not in self.removed] for row, items in allowed.items()}
-        self._know(made, self.columns.filter, allowed, self._among(allowed.values(), self.snapshot.has_items))
+        self._know(made, columns.filter, allowed, self._among(allowed.values(), self.snapshot.has_items))
         for row in range(len(window)):
             if row in made.problems:
                 continue
             named, wanted = excluded.get(row, []), made.targets.get(row, [])
             among = set(wanted).intersection(named)
-            if among.intersection(made.histories.get(row, ())) if self.leave_one_out else among:
+            if among.intersection(made.histories.get(row, ())) if columns.leave_one_out else among:
                 made.spared.add(row)
             exclude = tuple(item for item in named if item not in wanted)
             only = None if row not in allowed else tuple(allowed[row])
@@ -137,7 +117,7 @@ class PromptMaker:
                 assert self.fallback is not None
                 made.cold.append(Request(row, [], exclude, only))
                 rules: Any = {"exclude": set(exclude), "allowed": None if only is None else set(only)}
-                made.fallbacks[row] = first_allowed(self.fallback, **rules, at_most=self.top_k)
+                made.fallbacks[row] = first_allowed(self.fallback, **rules, at_most=columns.top_k)
         for row in made.problems:
             made.targets.pop(row, None)
             made.histories.pop(row, None)
@@ -147,18 +127,18 @@ class PromptMaker:
         return made
 
     def _from_histories(self, made: Requests, name: str) -> dict[int, list[int]]:
-        at_least = int(self.leave_one_out) + int(self.fallback is None)
+        drops, prefix, suffix = self._drops_unknown, self.settings.prefix_tokens, self.settings.suffix_tokens
+        at_least = int(self.settings.leave_one_out) + int(self.fallback is None)
         histories = self._read_lists(made, name, at_least=at_least)
         tokens_of = tokens_of_items(self.snapshot, chain.from_iterable(histories.values()))
-        if not self.drops_unknown:
+        if not drops:
             self._know(made, name, histories, tokens_of)
-        if self.leave_one_out:
+        if self.settings.leave_one_out:
             made.targets |= {row: items[-1:] for row, items in histories.items()}
             histories = {row: items[:-1] for row, items in histories.items()}
-        if self.drops_unknown:  # a target stays, and is a miss, as one in a column is
+        if drops:  # a target stays, and is a miss, as one in a column is
             self._know(made, name, histories, tokens_of)
-        room = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
-        prompts: dict[int, list[int]] = {}
+        room, prompts = self._room - len(prefix) - len(suffix), {}
         cells = [] if all(histories.values()) else made.window.cells(name)  # as they are in the table, for messages
         for row, items in histories.items():
             if items and row not in made.problems:
@@ -167,7 +147,7 @@ class PromptMaker:
                 if not latest:
                     expected = f"its latest item to fit a prompt of {self._room} tokens: allow longer ones"
                     made.refuse(name, row, items, expected)
-                prompts[row] = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
+                prompts[row] = [*prefix, *join_tokens(latest, tokens_of), *suffix]
             elif self.fallback is None:
                 made.refuse(name, row, cells[row] if cells else items, f"{A_KNOWN_ITEM}: {SKIPPING}, {ANSWERED}")
         return prompts
@@ -205,11 +185,15 @@ class PromptMaker:
     @property
     def _room(self) -> int:
         """The most tokens of a prompt."""
-        limits = [limit for limit in (self.longest, self.max_prompt_tokens) if limit is not None]
+        limits = [limit for limit in (self.longest, self.settings.max_prompt_tokens) if limit is not None]
         return min(limits, default=2**31)
 
+    @property
+    def _drops_unknown(self) -> bool:
+        return self.settings.unknown_items == "drop"
+
     def _cut(self, made: Requests, name: str, row: int, tokens: list[int]) -> list[int]:
-        if self.max_prompt_tokens is not None:
+        if self.settings.max_prompt_tokens is not None:
             return tokens[-self._room :]
         if len(tokens) > self._room:
             expected = (
@@ -220,15 +204,20 @@ class PromptMaker:
         return tokens
 
     def _read_targets(self, made: Requests) -> None:
-        if (name := self.columns.target) is None:
-            return
-        for row, cell in enumerate(made.window.cells(name)):
-            is_one = not isinstance(cell, (list, str)) or (self.snapshot.are_strings and isinstance(cell, str))
-            items = read_list([cell] if is_one else cell, are_strings=self.snapshot.are_strings)
+        """The targets of a column, and whether they are new."""
+        are_strings, (target, is_new) = self.snapshot.are_strings, (self.settings.target, self.settings.is_new)
+        for row, cell in enumerate(() if target is None else made.window.cells(target)):
+            is_one = not isinstance(cell, (list, str)) or (are_strings and isinstance(cell, str))
+            items = read_list([cell] if is_one else cell, are_strings=are_strings)
             if items:
                 made.targets[row] = items
             else:
-                made.refuse(name, row, cell, f"the id of an item, or a list of them: {SKIPPING}")
+                made.refuse(target or "", row, cell, f"the id of an item, or a list of them: {SKIPPING}")
+        for row, cell in enumerate(() if is_new is None else made.window.cells(is_new)):
+            if (truth := TRUTHS.get(str(cell).lower())) is None:
+                made.refuse(is_new or "", row, cell, f"true, false, 1 or 0: {SKIPPING}")
+            else:
+                made.are_new[row] = truth
 
     def _read_lists(self, made: Requests, name: str | None, *, at_least: int = 0) -> dict[int, list[Any]]:
         """By row the lists of item ids of a column; rows where it is null, if it may be, are omitted."""
@@ -251,7 +240,7 @@ class PromptMaker:
         """Drop unknown items from lists, in place, or add a problem for every row that names one."""
         for row, items in lists.items():
             unknown = [item for item in items if item not in known]
-            if unknown and self.drops_unknown:
+            if unknown and self._drops_unknown:
                 made.num_dropped[row] += len(unknown)
                 lists[row] = [item for item in items if item in known]
             elif unknown:

@@ -14,7 +14,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hf_gr.tables.files import pa
 from hf_gr.tables.memory import give_back, is_in_memory
 
 from .job import Job, make_job
-from .parts import Parts, Totals, check_output
+from .parts import Parts, check_output
 from .settings import Settings
 from .users import Users
 from .warnings import warnings_of
@@ -75,24 +75,23 @@ def run_table(model: Any, users: Any, output: str | PathLike[str] | None, settin
     if processes.is_main:
         for doubt in job.doubts:
             logger.warning(doubt)
-    if output is None:
-        rows = _run_in_memory(job, table, processes)
-        return give_back(rows, users, settings.columns.user)
-    return run_job(job, table, Path(output), processes)
+    if output is not None:
+        return run_job(job, table, Path(output), processes)
+    held = Held(processes.count)
+    ran = processes.by_all(lambda: (_run_windows(job, table, held, processes), job.counts, job.told, held.rows))
+    _warn(processes, ran)
+    windows = {number: rows for *_, part in ran for number, rows in part.items()}
+    rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
+    return give_back(rows if settings.on_error == "skip" else rows.drop_columns(["error"]), users, settings.user)
 
 
 @dataclass
 class Held:
-    """Finished windows in memory: what `Parts` is to a run with an output.
+    """The finished windows of this process in memory: what `Parts` is to a run with an output."""
 
-    Attributes:
-        rows: by number of the window.
-        num_processes: that share the windows.
-    """
-
+    num_processes: int
     rows: dict[int, Any] = field(default_factory=dict)
-    num_processes: int = 1
-    is_stopped: bool = False
+    is_stopped = False
 
     def has(self, number: int) -> bool:
         """Whether a window is finished."""
@@ -110,16 +109,6 @@ class Held:
         """Nothing: the other processes finish their windows."""
 
 
-def _run_in_memory(job: Job, users: Users, processes: Any) -> Any:
-    """Run a job over a table in memory, with all processes; its rows."""
-    held = Held(num_processes=processes.count)
-    ran = processes.by_all(lambda: (_run_windows(job, users, held, processes), job.counts, job.told, held.rows))
-    windows = {number: rows for *_, part in ran for number, rows in part.items()}
-    _warn(processes, ran)
-    rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
-    return rows if job.settings.on_error == "skip" else rows.drop_columns(["error"])
-
-
 def run_job(job: Job, users: Users, output: Path, processes: Any) -> Recommended:
     """Run a job over a table, with all processes, or resume it."""
     manifest = processes.by_main(lambda: job.manifest(users), doing="cannot tell what decides the rows")
@@ -132,7 +121,7 @@ def run_job(job: Job, users: Users, output: Path, processes: Any) -> Recommended
             found = processes.by_main(parts.totals, doing="cannot read the output")
             if processes.is_main:
                 logging.getLogger("hf_gr.progress").info("%s is already finished: nothing to do", output)
-            return Recommended(output, num_resumed=0, already_finished=True, **asdict(found))
+            return Recommended(output, num_resumed=0, already_finished=True, **found)
         num_resumed = processes.by_main(parts.count, doing="cannot read the parts")
         ran = processes.by_all(
             lambda: (_run_windows(job, users, parts, processes), job.counts, job.told),
@@ -141,7 +130,7 @@ def run_job(job: Job, users: Users, output: Path, processes: Any) -> Recommended
         found = processes.by_main(lambda: _merge(parts, ran[0][0], users), doing="could not merge the parts")
         if not job.settings.has_targets:  # `evaluate` has warnings of its own
             _warn(processes, ran)
-        return Recommended(output, num_resumed=num_resumed, **asdict(found))
+        return Recommended(output, num_resumed=num_resumed, **found)
     finally:
         parts.release()
 
@@ -181,7 +170,7 @@ def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Any) ->
     return num_windows
 
 
-def _merge(parts: Parts, num_windows: int, users: Users) -> Totals:
+def _merge(parts: Parts, num_windows: int, users: Users) -> dict[str, int]:
     if users.fingerprint() != parts.settings["users"]:
         raise ValueError(f"{users.name} has changed since the run began, expected the same rows to the end: repeat it")
     return parts.merge(num_windows)

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
@@ -15,7 +13,6 @@ WINDOW_ROWS = 2048  # about ten batches: sorting finds similar lengths, and a ki
 TOKEN_BUDGET = 16_384
 CUTOFFS = (1, 5, 10)
 SAMPLED_USERS = 16  # whose latency is measured, and whose unconstrained beams are looked up
-MISSPELT = 0.85  # of difflib: numbeams, unknown_item; no argument of generate is so near to an option
 NUM_RESAMPLES = 1000  # from seed to seed a bound then moves by about a fiftieth of its interval
 # What `recommend` itself passes to `generate`.
 OWN_OPTIONS = frozenset(
@@ -25,52 +22,15 @@ OWN_OPTIONS = frozenset(
 SAMPLING_OPTIONS = frozenset(
     "temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff seed generator".split()
 )
+ROLES = ("history", "tokens", "text", "user", "exclude", "filter", "target", "group", "is_new")  # of columns
+PROMPTS = ROLES[:3]  # columns that make the prompt: one of them
+TAKEN = ("items", "scores", "is_fallback", "num_dropped", "error")  # columns of the output
 # A run can be resumed only with the same; the model's and the catalogue's fingerprints stand for what loads them.
 DECIDING_ROWS = (
     *("unknown_items", "fallback", "top_k", "max_prompt_tokens", "prefix_tokens", "suffix_tokens", "window_rows"),
+    *ROLES,
     "leave_one_out",
 )
-PROMPTS = ("history", "tokens", "text")  # columns that make the prompt: one of them
-
-
-@dataclass(frozen=True)
-class UserColumns:
-    """The columns to read, by meaning; None for those that do not exist.
-
-    Attributes:
-        history: lists of item ids, oldest first.
-        tokens: lists of token ids: the prompt itself.
-        text: the prompt as a text.
-        user: the user's id, of any type; by default the row number.
-        exclude: lists of ids of items that must not be recommended to the user.
-        filter: lists of ids of the only items that may be recommended to the user; null for any.
-        target: the item that came next, or a list of them.
-        group: the user's group, such as a country.
-        is_new: whether the target is a new item.
-    """
-
-    history: str | None = None
-    tokens: str | None = None
-    text: str | None = None
-    user: str | None = None
-    exclude: str | None = None
-    filter: str | None = None
-    target: str | None = None
-    group: str | None = None
-    is_new: str | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name in PROMPTS if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "no column"
-            raise ValueError(
-                f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt"
-            )
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """The columns, each once, and their meaning: the history may also be the column to exclude."""
-        return {name: role for role, name in reversed(asdict(self).items()) if name is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +104,11 @@ class Settings:
             given["history"] = HISTORY
         return cls(**given)
 
-    @cached_property
-    def columns(self) -> UserColumns:
-        """The columns to read."""
-        return UserColumns(**{each.name: getattr(self, each.name) for each in fields(UserColumns)})
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns to read, each once, and what they are: the history may also be the column to exclude."""
+        columns = {name: getattr(self, name) for name in reversed(ROLES)}
+        return {column: role for role, column in columns.items() if column is not None}
 
     @property
     def has_targets(self) -> bool:
@@ -165,8 +126,14 @@ class Settings:
         Raises:
             ValueError: invalid settings.
         """
-        tokens = {name: tuple(getattr(self, name)) for name in ("prefix_tokens", "suffix_tokens")}
-        reads_history = self.columns.history is not None
+        given = [name for name in PROMPTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "no column"
+            raise ValueError(
+                f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt"
+            )
+        if self.user in TAKEN and not self.has_targets:
+            raise ValueError(f"user={self.user!r}, expected another name than {', '.join(TAKEN)}: rename the column")
         counts = {name: count(name, getattr(self, name)) for name in ("top_k", "token_budget", "window_rows")}
         if self.max_prompt_tokens is not None:
             counts["max_prompt_tokens"] = count("max_prompt_tokens", self.max_prompt_tokens)
@@ -189,27 +156,19 @@ class Settings:
                 listed[name] = tuple(item.item() if hasattr(item, "item") else item for item in items)
         if listed["fallback"] == ():
             raise ValueError("fallback=[], expected one item or more: omit it to refuse empty histories")
-        owned = sorted(OWN_OPTIONS & set(self.options))
-        if owned:
+        if owned := sorted(OWN_OPTIONS & set(self.options)):
             raise ValueError(f"{owned[0]}= is given, expected none: recommend() passes its own to generate()")
         if self.options.get("do_sample") or self.options.get("verification") == "relaxed":
             raise ValueError(
                 "do_sample=True or verification='relaxed', expected beam search: a resumed run would draw other rows"
             )
-        own = [each.name for each in fields(self)]
-        for name in self.options:
-            meant = get_close_matches(name, own, n=1, cutoff=MISSPELT)
-            if meant and name not in own:
-                raise ValueError(
-                    f"{name}= is given, expected an option or an argument of generate: did you mean {meant[0]}=?"
-                )
-        idle = sorted(name for name in SAMPLING_OPTIONS if self.options.get(name) is not None)
-        if idle:
+        if idle := sorted(name for name in SAMPLING_OPTIONS if self.options.get(name) is not None):
             raise ValueError(
                 f"{idle[0]}={self.options[idle[0]]!r} has no effect without sampling, expected none: omit it"
             )
+        tokens = {name: tuple(getattr(self, name)) for name in ("prefix_tokens", "suffix_tokens")}
         for name, ids in tokens.items():
-            if ids and not reads_history:
+            if ids and self.history is None:
                 raise ValueError(f"{name} without history=, expected both: other prompts are taken as they are")
             if not all(is_count(token, at_least=0) for token in ids):
                 raise ValueError(f"{name}={ids}, expected token ids")
