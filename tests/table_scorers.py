@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import combine_rules
@@ -27,6 +26,19 @@ from hf_gr.torch.tree import Nodes
 
 VOCABULARY, EOS, TOKENS = 8, 0, 6  # codes are 1 to TOKENS
 LONGEST = 5
+CPU = torch.device("cpu")
+
+
+def catalogue_of(*views: ConstraintIndex, excluded: Any = None) -> DeviceCatalogue:
+    """One for all rows, or one each."""
+    return transition.device_catalogue(combine_rules([view.snapshot for view in views], excluded), CPU)
+
+
+def make_plan(batch_size: int, num_beams: int, **kwargs: Any) -> DecodePlan:
+    """A plan with transformers' defaults."""
+    how = {"num_return_sequences": num_beams, "num_kept": 2 * num_beams, "do_sample": False, "length_penalty": 1.0}
+    how |= {"early_stopping": "never", "max_new_tokens": 9, "fill_token_id": 9, "missing_token_id": 9}
+    return DecodePlan(prompt=torch.ones((batch_size, 2), dtype=torch.long), num_beams=num_beams, **(how | kwargs))
 
 
 def tables(seed: int, num_rows: int, *, scale: float = 2.0) -> list[torch.Tensor]:
@@ -37,13 +49,7 @@ def tables(seed: int, num_rows: int, *, scale: float = 2.0) -> list[torch.Tensor
 
 
 class TableModel:
-    """Prefills: a call gives a new scorer, as a model would.
-
-    Args:
-        logits: by depth; one row for all requests, or one each.
-        num_rows: the number of requests.
-        takes_prompt: whether nodes can be scored with the prompt.
-    """
+    """Prefills: a call gives a new scorer, as a model would; `logits` by depth are of one row for all, or one each."""
 
     def __init__(self, logits: list[torch.Tensor], num_rows: int, *, takes_prompt: bool = True) -> None:
         self.logits = logits
@@ -140,13 +146,12 @@ def random_catalogue(rng: random.Random, num_rows: int, *, ragged: bool) -> Devi
     if rng.random() < 0.3:
         excluded = [rng.sample(ids, rng.randint(0, len(ids) // 2)) for _ in range(num_rows)]
         views = views if len(views) == num_rows else views * num_rows
-    rules = combine_rules([view.snapshot for view in views], excluded)
-    return transition.device_catalogue(rules, CPU)
+    return catalogue_of(*views, excluded=excluded)
 
 
 def fixed_catalogue(seed: int, number: int, *, length: int = LONGEST) -> DeviceCatalogue:
-    index = ConstraintIndex.from_sequences(random_rows(random.Random(seed), number, ragged=False, length=length))
-    return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+    rows = random_rows(random.Random(seed), number, ragged=False, length=length)
+    return catalogue_of(ConstraintIndex.from_sequences(rows))
 
 
 def noise_of(seed: int, num_rows: int) -> Noise:

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch._dynamo
 from families import EOS, build, prompts
-from test_decode import CPU, make_plan
+from table_scorers import CPU, make_plan
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.catalogue.rules import combine_rules

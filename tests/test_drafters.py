@@ -20,22 +20,21 @@ from table_scorers import (
     LONGEST,
     TableModel,
     assistant_of,
+    catalogue_of,
     fixed_catalogue,
+    make_plan,
     noise_of,
     random_catalogue,
     random_rows,
     relaxed_plan,
     tables,
 )
-from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core import ops
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.decide import draft_best
 from hf_gr.core.plan import Options
-from hf_gr.torch import transition
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.drafters import FixedTree, TreeDrafter
 from hf_gr.torch.noise import Noise
@@ -125,8 +124,7 @@ def test_nothing_follows_a_path_that_a_criterion_ended(num_beams: int) -> None:
     """The first row's paths end with their first token, where two more could follow; the second row's do not."""
     rows = [[first, second, 1] for first in range(1, 7) for second in (1, 2)]
     index = ConstraintIndex.from_sequences(rows)
-    views = [index.where([(row[0] > 2) == ends for row in rows]).snapshot for ends in (True, False)]
-    catalogue = transition.device_catalogue(combine_rules(views), CPU)
+    catalogue = catalogue_of(*(index.where([(row[0] > 2) == ends for row in rows]) for ends in (True, False)))
     plan = make_plan(2, num_beams, stopping_criteria=lambda sequences: sequences[:, -1] > 2, output_scores=True)
     results = [decode(TableModel(tables(0, 2), 2)(), catalogue, plan, one) for one in (None, TreeDrafter(budget=99))]
     for decoded in results:
@@ -158,8 +156,7 @@ def test_widths_too_small_are_told_row_by_row() -> None:
     """Below the beams 0 and 1 the first row has 2 and 3 nodes, the second one 2 and 2; the draft has 4 places."""
     rows = [[0, 0, 2], [0, 1, 2], [1, 0, 2], [1, 1, 2], [1, 2, 2]]
     index = ConstraintIndex.from_sequences(rows)
-    views = [index.snapshot, index.where([True, True, True, True, False]).snapshot]
-    catalogue = transition.device_catalogue(combine_rules(views), CPU)
+    catalogue = catalogue_of(index, index.where([True, True, True, True, False]))
     drafter = FixedTree([[], [4], []])
     found = decode(TableModel(tables(0, 2), 2)(), catalogue, make_plan(2, 2), drafter)
     assert drafter.fits is not None
@@ -270,7 +267,7 @@ def slow_children(sequences: Sequence[Sequence[int]], beams: list[tuple[int, ...
 def test_the_catalogue_drafts_all_that_can_follow_or_nothing(ragged: bool, budget: int) -> None:
     rows = random_rows(random.Random(budget), 300, ragged=ragged, length=4)
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-    catalogue = transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+    catalogue = catalogue_of(index)
     plan = make_plan(2, 5, early_stopping="never")
     target = TableModel(tables(1, 2), 2)
     _, drafts = recorded(target, catalogue, plan, TreeDrafter(budget=budget))
@@ -295,7 +292,7 @@ def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None
     # One way on after the first two tokens: two of five levels are open, the first of them is the prefill's.
     rows = [[a, b, *((a + b + k) % 6 + 1 for k in range(3))] for a in range(1, 7) for b in range(1, 7)]
     index = ConstraintIndex.from_sequences(rows)
-    catalogue = transition.device_catalogue(combine_rules([index.snapshot] * 2), CPU)
+    catalogue = catalogue_of(index, index)
     target = TableModel(tables(0, 2), 2)
     plain = decode(target(), catalogue, make_plan(2, num_beams))
     decoded = decode(target(), catalogue, make_plan(2, num_beams), TreeDrafter(budget=1))

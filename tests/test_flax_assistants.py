@@ -16,7 +16,7 @@ pytest.importorskip("jax")
 
 import table_scorers as theirs
 from flax_table_scorers import TableScorer, prompt_of, tables
-from test_decode import make_plan
+from table_scorers import make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import BatchRules, combine_rules

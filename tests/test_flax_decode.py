@@ -19,8 +19,7 @@ import jax
 from flax_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules
 from flax_table_scorers import TableScorer, prompt_of, tables
 from flax_warpers import processors_of
-from table_scorers import TableModel
-from test_decode import make_plan
+from table_scorers import TableModel, make_plan
 from transformers import LogitsProcessorList
 
 from hf_gr import ConstraintIndex

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pickle
 import random
+from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,14 +36,6 @@ def reference_goes_on(sequences: list[list[int]], row: list[int], eos_token_id: 
     return False
 
 
-def refused(index: ConstraintIndex, rows: Any) -> bool:
-    try:
-        index.items(rows)
-    except ValueError:
-        return True
-    return False
-
-
 @pytest.mark.parametrize(("sequences", "eos_token_id"), [(FIXED, None), (RAGGED, EOS)])
 def test_a_row_that_goes_on_after_its_item_is_refused(sequences: list[list[int]], eos_token_id: int | None) -> None:
     index = ConstraintIndex.from_sequences(sequences, eos_token_id=eos_token_id)
@@ -53,7 +45,9 @@ def test_a_row_that_goes_on_after_its_item_is_refused(sequences: list[list[int]]
     rows = [[draw.choice([-1, 0, EOS, 3, 5, 5, 6, 7, 7, 8]) for _ in range(draw.randint(1, 7))] for _ in range(300)]
     for row in [[5, 7, 6, 7], [5, 7, EOS, 0, 0], [5, EOS, 5, EOS], *rows]:
         expected = reference_goes_on(sequences, row, eos_token_id)
-        assert refused(index, [row]) == refused(later, [row]) == expected, row
+        for one in (index, later):
+            with pytest.raises(ValueError, match="goes on") if expected else nullcontext():
+                one.items([row])
         seen.add(expected)
     assert seen == {True, False}
 
@@ -83,16 +77,14 @@ ENDED = ConstraintIndex.from_sequences(
 )
 
 
-def test_outputs_name_their_items_in_every_loop_and_layout() -> None:
-    for family in ("qwen3", "t5"):
-        model = enable(shared(family))
-        prompt = prompts(2, 6)
-        start = 1 if family == "t5" else 6
-        for index in (INDEX, ENDED):
-            for options in ({"num_beams": 4, "num_return_sequences": 4}, {"do_sample": True, "use_cache": False}):
-                out = model.generate(**prompt, constraint_index=index, **options, **DETAILS)  # our loop, and theirs
-                assert out.item_ids == index.items(out.sequences[:, start:])
-                assert all(out.item_ids)
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_outputs_name_their_items_in_every_loop_and_layout(family: str) -> None:
+    model, start = enable(shared(family)), 1 if family == "t5" else 6
+    for index in (INDEX, ENDED):
+        for options in ({"num_beams": 4, "num_return_sequences": 4}, {"do_sample": True, "use_cache": False}):
+            out = model.generate(**prompts(2, 6), constraint_index=index, **options, **DETAILS)  # our loop, and theirs
+            assert out.item_ids == index.items(out.sequences[:, start:])
+            assert all(out.item_ids)
 
 
 def test_a_pickled_output_has_its_items_and_not_its_catalogue() -> None:

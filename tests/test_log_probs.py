@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from pretend_cuda import PretendCuda, as_one_operation
-from test_decode import make_plan
+from table_scorers import make_plan
 
 from hf_gr.core.beam import Beams
 from hf_gr.torch import decode, log_probs, ops

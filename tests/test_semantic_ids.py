@@ -5,18 +5,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from families import build
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from hf_gr import SemanticIds
 
@@ -33,22 +35,8 @@ def small_tokenizer(*words: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", eos_token="</s>")
 
 
-def small_model(vocab_size: int) -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocab_size,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            bos_token_id=None,
-            eos_token_id=2,
-            pad_token_id=1,
-        )
-    )
+def small_model(vocab_size: int) -> Any:
+    return build("qwen3", config={"vocab_size": vocab_size, "num_hidden_layers": 1})
 
 
 def num_embeddings(model: Any) -> int:
@@ -66,17 +54,13 @@ def test_every_level_has_its_own_tokens() -> None:
 
 
 @pytest.mark.parametrize("codes", [np.array(CODES, dtype=np.uint8), np.array(CODES, np.uint64), torch.tensor(CODES)])
-def test_codes_of_any_integer_type(codes: Any) -> None:
-    ids = SemanticIds(codes, level_sizes=(256, 256, 256))  # room for codes not yet used
+def test_codes_and_ids_of_any_type(codes: Any) -> None:
+    ids = SemanticIds(codes, item_ids=np.array([7, 8, 9]), level_sizes=(256, 256, 256))  # room for codes not yet used
     assert (ids.vocab_size, ids.token_sequences()[1].tolist()) == (768, [2, 256, 512])
-
-
-def test_item_ids_are_pythons_own() -> None:
-    ids = SemanticIds(CODES, item_ids=np.array([7, 8, 9]))
-    assert [type(item) for items in ids.decode(ids.encode([7, 8])) for item in items] == [int, int, int]
-    assert ids.encode([np.int64(8)]) == ids.encode([8])
-    assert type(SemanticIds(CODES, item_ids=np.array(NAMES)).item_ids[0]) is str
+    assert ids.encode([np.int64(8)]) == ids.encode([8]) == [2, 256, 512]
     assert ids.decode(torch.tensor(ids.encode([8]))) == [[8]]
+    names = SemanticIds(CODES, item_ids=np.array(NAMES)).item_ids
+    assert {type(item) for item in (*ids.item_ids, *names)} == {int, str}
 
 
 @pytest.mark.parametrize(
@@ -107,18 +91,26 @@ def test_bad_codes_are_refused(codes: Any, arguments: dict[str, Any], message: s
         SemanticIds(codes, **arguments)
 
 
-def test_unknown_items_and_broken_histories_are_refused() -> None:
-    ids = SemanticIds(CODES, item_ids=NAMES)
-    with pytest.raises(ValueError, match="item 'spam' has no semantic ID, expected one of the 3 known items"):
-        ids.encode(["ham", "spam"])
-    with pytest.raises(ValueError, match="item 'spam' has no semantic ID"):
-        ids.codes_of("spam")
-    with pytest.raises(ValueError, match=r"token_ids has shape \[1, 4\], expected one list of a multiple of 3"):
-        ids.decode([0, 4, 8, 0])
-    with pytest.raises(ValueError, match=r"token_ids has shape \[2, 3\]"):
-        ids.decode([[0, 4, 8], [0, 4, 8]])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="sequence 0 has 0.0 at position 0, expected an integer"):
-        ids.decode([0.0, 4.0, 8.0])  # type: ignore[list-item]
+KNOWN, LENGTHS = SemanticIds(CODES, item_ids=NAMES), SemanticIds(RAGGED, item_ids=RAGGED_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: KNOWN.encode(["ham", "spam"]), "item 'spam' has no semantic ID, expected one of the 3 known items"),
+        (lambda: KNOWN.encode("ham"), r"item_ids='ham', expected a list of item ids: pass \['ham'\]"),
+        (lambda: KNOWN.codes_of("spam"), "item 'spam' has no semantic ID"),
+        (lambda: KNOWN.decode([0, 4, 8, 0]), r"has shape \[1, 4\], expected one list of a multiple of 3"),
+        (lambda: KNOWN.decode([[0, 4, 8], [0, 4, 8]]), r"token_ids has shape \[2, 3\]"),
+        (lambda: KNOWN.decode([0.0, 4.0, 8.0]), "sequence 0 has 0.0 at position 0, expected an integer"),
+        (lambda: LENGTHS.decode([0, 4, 7]), "has 7 at position 2, expected code tokens only: cut the prompt"),
+        (lambda: LENGTHS.decode([[0, 4], [0, 4]]), r"token_ids has shape \[2, 2\], expected one list of tokens"),
+        (LENGTHS.constraint_index, "differ in length and eos_token_id=None, .*: pass eos_token_id="),
+    ],
+)
+def test_unknown_items_and_broken_histories_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_a_tokenizer_that_knows_the_codes_is_left_alone() -> None:
@@ -155,13 +147,6 @@ def test_a_model_is_resized_only_where_it_is_too_small(size: int, expected: int)
     assert num_embeddings(model) == expected
 
 
-def test_without_a_model_nothing_is_added() -> None:
-    tokenizer = small_tokenizer("<a_0>")
-    with pytest.raises(ValueError, match="lacks 5 of 6 code tokens, such as '<a_2>', and model=None: pass model="):
-        SemanticIds.from_tokenizer(CODES, tokenizer)
-    assert len(tokenizer) == 6
-
-
 def test_codes_of_no_item_need_no_token() -> None:
     tokenizer, model = small_tokenizer("<a_2>", "<a_0>", "<b_0>", "<b_1>", "<c_3>", "<c_0>"), small_model(11)
     for ids in (
@@ -177,18 +162,20 @@ def test_codes_of_no_item_need_no_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    ("arguments", "message"),
     [
-        ("<{code}>", "gives one text to several codes: use both {level} and {code}"),
-        ("<{lvl}_{code}>", "fails with KeyError"),
-        ("<{level}_{code:q}>", "fails with ValueError"),
-        ("<{level.x}_{code}>", "fails with AttributeError"),
+        ({"template": "<{code}>"}, "gives one text to several codes: use both {level} and {code}"),
+        ({"template": "<{lvl}_{code}>"}, "fails with KeyError"),
+        ({"template": "<{level}_{code:q}>"}, "fails with ValueError"),
+        ({"template": "<{level.x}_{code}>"}, "fails with AttributeError"),
+        ({"codes": [[0] * 27]}, "level 26 has no name, expected at most 26 levels"),
+        ({"model": None}, "lacks 6 of 6 code tokens, such as '<a_0>', and model=None: pass model="),
     ],
 )
-def test_bad_templates_are_refused_and_add_nothing(template: str, message: str) -> None:
+def test_what_a_tokenizer_cannot_have_is_refused_and_nothing_is_added(arguments: Any, message: str) -> None:
     tokenizer, model = small_tokenizer(), small_model(5)
     with pytest.raises(ValueError, match=message):
-        SemanticIds.from_tokenizer(CODES, tokenizer, template=template, model=model)
+        SemanticIds.from_tokenizer(**{"codes": CODES, "tokenizer": tokenizer, "model": model} | arguments)
     assert len(tokenizer) == num_embeddings(model) == 5
 
 
@@ -196,16 +183,6 @@ def test_a_template_of_ones_own() -> None:
     tokenizer = small_tokenizer()
     ids = SemanticIds.from_tokenizer(CODES, tokenizer, template="[{level}{code:03}]", model=small_model(5))
     assert tokenizer.convert_ids_to_tokens(ids.encode([1])) == ["[a002]", "[b000]", "[c000]"]
-
-
-def test_levels_beyond_the_alphabet_need_no_tokenizer() -> None:
-    codes = np.zeros((1, 27), dtype=int)
-    assert SemanticIds(codes).encode([0]) == list(range(27))
-    tokenizer = small_tokenizer()
-    with pytest.raises(ValueError, match="level 26 has no name, expected at most 26 levels"):
-        SemanticIds.from_tokenizer(codes, tokenizer, model=small_model(5))
-    assert len(tokenizer) == 5
-    assert SemanticIds.from_tokenizer(codes[:, :26], tokenizer, model=small_model(5)).num_levels == 26
 
 
 def test_semantic_ids_of_several_lengths() -> None:
@@ -221,21 +198,10 @@ def test_semantic_ids_of_several_lengths() -> None:
     assert filled.encode(["jam"]) == ids.encode(["jam"])
 
 
-def test_tokens_of_several_lengths_that_are_no_items() -> None:
-    ids = SemanticIds(RAGGED, item_ids=RAGGED_NAMES)
-    assert ids.decode([0, 3, 3, 6, 5, 2, 6, 1, 1]) == [[], [], [], [], [], ["ram"], ["ram"]]
-    with pytest.raises(ValueError, match="token_ids has 7 at position 2, expected code tokens only: cut the prompt"):
-        ids.decode([0, 4, 7])
-    with pytest.raises(ValueError, match=r"token_ids has shape \[2, 2\], expected one list of tokens"):
-        ids.decode([[0, 4], [0, 4]])  # type: ignore[list-item]
-
-
-def test_a_catalogue_of_several_lengths_needs_an_end_token() -> None:
+def test_items_of_several_lengths_are_told_apart_by_an_end_token() -> None:
+    assert LENGTHS.decode([0, 3, 3, 6, 5, 2, 6, 1, 1]) == [[], [], [], [], [], ["ram"], ["ram"]]
     ids = SemanticIds(RAGGED, item_ids=RAGGED_NAMES, offset=3)
-    with pytest.raises(ValueError, match="differ in length and eos_token_id=None, .*: pass eos_token_id="):
-        ids.constraint_index()
     index = ids.constraint_index(eos_token_id=2)
-    assert index.items([[5, 6, 2, 0], [5, 6, 9, 2], [4, 2, 0, 0]]) == [["jam"], ["yam"], ["ram"]]
     assert index.items(ids.token_sequences()) == [[name] for name in RAGGED_NAMES]
     assert index.allowed_next_tokens([5, 6]) == [2, 9]
 

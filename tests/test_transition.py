@@ -13,6 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import ReferenceTrie
+from table_scorers import CPU, catalogue_of
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.fanout import Fanout
@@ -22,14 +23,9 @@ from hf_gr.torch.device_trie import DeviceTrie, Level
 
 pytestmark = pytest.mark.shapes
 
-CPU = torch.device("cpu")
 rows = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=30)
 # Most nodes have one child, some have several or, their end token aside, none: exceptions are listed.
 SPARSE = [[1 + number // 6, 1 + number % 6, *[2, 3, 4] * (number % 9 > 0)] for number in range(36)] + [[1, 2, 2, 5]]
-
-
-def catalogue_of(index: ConstraintIndex) -> transition.DeviceCatalogue:
-    return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
 
 
 @settings(max_examples=25, deadline=None)

@@ -89,14 +89,15 @@ def test_the_example_is_stored_in_both_forms() -> None:
 def test_rows_in_any_order_are_the_same_catalogue_to_the_bit(catalogue: Catalogue, random: Any) -> None:
     rows, eos_token_id = catalogue
     one = ConstraintIndex.from_sequences(rows, eos_token_id=eos_token_id)
-    shuffled = random.sample(rows, len(rows))
-    for others in (shuffled, list(one)):
+    for others in (random.sample(rows, len(rows)), list(one)):
         two = ConstraintIndex.from_sequences(others, eos_token_id=eos_token_id)
-        arrays = [(trie_of(one).tokens, trie_of(two).tokens)]
-        for mine, other in zip(trie_of(one).fanouts, trie_of(two).fanouts, strict=True):
-            arrays += [(mine.offsets, other.offsets), (mine.exceptions, other.exceptions)]
+        kept = [
+            {name: (array.dtype, array.tobytes()) for name, array in index.snapshot.items.arrays().items()}
+            for index in (one, two)
+        ]
+        same = [name for name in kept[0] if name.startswith(("tokens", "children"))]
+        assert [kept[0][name] for name in same] == [kept[1].get(name) for name in same]
         assert trie_of(one).token_bases == trie_of(two).token_bases
-        assert all((a is b is None) or (a.dtype, a.tobytes()) == (b.dtype, b.tobytes()) for a, b in arrays)
 
 
 @pytest.mark.parametrize("at_once", [7, pieces.AT_ONCE])
@@ -137,9 +138,7 @@ def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
 # How it is stored
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "first"), [(16_385, 1), (32_766, 9), (32_768, 1), (25_000, 15_000), (70_000, 9)]
-)
+@pytest.mark.parametrize(("num_nodes", "first"), [(32_766, 9), (32_768, 1), (25_000, 15_000)])
 def test_node_numbers_at_the_border_of_16_bits(num_nodes: int, first: int) -> None:
     """The first node has many children, one of the last ones several; all others have one."""
     rows = np.array([[0, child] for child in range(1, first)] + [[node, 0] for node in range(num_nodes)])

@@ -20,15 +20,15 @@ from table_scorers import (
     EOS,
     TableModel,
     assistant_of,
+    catalogue_of,
+    make_plan,
     noise_of,
     random_rows,
     relaxed_plan,
     tables,
 )
-from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.verifiers import locate, relaxed_places
 from hf_gr.torch import ops, transition
@@ -220,7 +220,7 @@ def test_rows_without_candidates_stay_without() -> None:
 def catalogue_of_all(num_tokens: int, length: int) -> transition.DeviceCatalogue:
     """Every sequence: nothing is forced, so that all levels but the first and the last are the draft's."""
     index = ConstraintIndex.from_sequences(list(itertools.product(range(1, num_tokens + 1), repeat=length)))
-    return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+    return catalogue_of(index)
 
 
 def sampled(
@@ -325,7 +325,7 @@ def test_k_distinct_living_items_or_all_there_are_then_padding(seed: int) -> Non
     views = [index]
     if rng.random() < 0.6:
         views = [index.where(rng.sample(range(len(rows)), rng.randint(1, len(rows)))) for _ in range(num_rows)]
-    catalogue = transition.device_catalogue(combine_rules([view.snapshot for view in views]), CPU)
+    catalogue = catalogue_of(*views)
     target = tables(seed, num_rows)
     draft = rng.choice((target, tables(seed + 1, num_rows), [-table for table in target]))
     plan = relaxed_plan(num_rows, num_beams, early_stopping="never")
