@@ -7,9 +7,8 @@
     python tests/mutants.py losses serving  # those with one of the words in their area, name or tests
     python tests/mutants.py --check         # only whether each still finds its place
 
-An error is a text of the package that is replaced by another one, in a copy. The text stands once in the package, in
-whatever file. One that is not there, or stands twice, fails by its name: point it at what the code says now. So does
-one whose tests cannot be collected.
+An error is a text that stands once in the package, and is replaced by another one in a copy. One that is not there, or
+stands twice, fails by its name: point it at what the code says now. So does one whose tests cannot be collected.
 """
 
 from __future__ import annotations
@@ -98,20 +97,14 @@ def run(mutant: Mutant, checkout: Path) -> str:
         with mutant.planted(checkout / "hf_gr"):
             files = [f"tests/{one}" if one.endswith(".py") else one for one in mutant.tests]
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *files]
-            done = subprocess.run(
-                command, cwd=checkout, env=_environment(checkout), capture_output=True, text=True, timeout=TIMEOUT
-            )
+            how = {"cwd": checkout, "env": {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}}
+            done = subprocess.run(command, **how, capture_output=True, text=True, timeout=TIMEOUT)
     except (LookupError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == pytest.ExitCode.TESTS_FAILED:
         return ""
     why = "is not caught" if done.returncode == 0 else f"cannot be tried (pytest ends with {done.returncode})"
     return f"{mutant.label}: {why} by {' '.join(mutant.tests)}\n{done.stdout[-1500:] if done.returncode else ''}"
-
-
-def _environment(checkout: Path) -> dict[str, str]:
-    """Of a process that imports the copy."""
-    return {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
@@ -147,6 +140,19 @@ def failures(mutants: Sequence[Mutant], *, at_once: int = 2) -> list[str]:
         return [problem for problem in pool.map(tried, mutants) if problem]
 
 
+def missing(mutants: Sequence[Mutant]) -> list[str]:
+    """Those whose place or tests are gone."""
+    found = []
+    for mutant in mutants:
+        try:
+            mutant.place(ROOT / "hf_gr")
+        except LookupError as error:
+            found.append(str(error))
+        files = [name for name in mutant.tests if name.endswith(".py")]
+        found += [f"{mutant.label}: no {name}" for name in files if not (ROOT / "tests" / name).exists()]
+    return found
+
+
 def main() -> None:
     """Run those that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -154,33 +160,13 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only look for the places")
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
     given = parser.parse_args()
-    words = [word.lower() for word in given.words]
-    chosen = [
-        mutant
-        for mutant in read()
-        if not words or any(word in f"{mutant.label} {' '.join(mutant.tests)}".lower() for word in words)
-    ]
+    texts = {mutant: f"{mutant.label} {' '.join(mutant.tests)}".lower() for mutant in read()}
+    words = [word.lower() for word in given.words] or [""]
+    chosen = [mutant for mutant, text in texts.items() if any(word in text for word in words)]
     found = missing(chosen) if given.check else failures(chosen, at_once=given.jobs)
-    print(
-        *found, f"{len(chosen) - len(found)} of {len(chosen)} errors {'found' if given.check else 'caught'}", sep="\n"
-    )
+    what = "found" if given.check else "caught"
+    print(*found, f"{len(chosen) - len(found)} of {len(chosen)} errors {what}", sep="\n")
     sys.exit(bool(found) or not chosen)
-
-
-def missing(mutants: Sequence[Mutant]) -> list[str]:
-    """Those whose place is gone."""
-    found = []
-    for mutant in mutants:
-        try:
-            mutant.place(ROOT / "hf_gr")
-        except LookupError as error:
-            found.append(str(error))
-        found += [
-            f"{mutant.label}: no {name}"
-            for name in mutant.tests
-            if name.endswith(".py") and not (ROOT / "tests" / name).exists()
-        ]
-    return found
 
 
 if __name__ == "__main__":

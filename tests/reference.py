@@ -122,10 +122,9 @@ def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int])
 def reference_label_log_probs(
     logits: Callable[[list[int]], npt.NDArray[np.floating]], labels: Sequence[Sequence[int]]
 ) -> list[float]:
-    """The log-probability of each label (its end token included), one forward for each: the oracle of `classify`.
+    """The log-probability of each label, its end token included, by one forward for each: the oracle of `classify`.
 
-    `logits` maps a label's tokens without the last to the logits `[tokens, vocabulary]` after the prompt and after
-    each of those tokens.
+    `logits` maps a label's tokens without the last to `[tokens, vocabulary]`, after the prompt and each of those.
     """
     found: list[float] = []
     for label in labels:
@@ -148,16 +147,10 @@ def reference_beam_search(
 ) -> list[tuple[tuple[int, ...], float]]:
     """Constrained beam search over Python lists, one beam and one token at a time.
 
-    Level by level, starting from the empty prefix with score 0:
-
-    1. every live beam is extended by every legal token: the beam's score plus `score_fn(beam)[token]`;
-    2. a candidate that is a complete sequence is set aside as finished if it is among the `num_beams` best of its
-       level, and dropped otherwise;
-    3. the `num_beams` best of the others are the live beams of the next level.
-
-    It ends when no beam is left: transformers' beam search with `early_stopping="never"` and a catalogue that it can
-    satisfy. Finished sequences are ranked by `score / length**length_penalty`, the end token counted in the length,
-    equal scores in lexicographic order; those of score `-inf` are omitted.
+    At each level every live beam is extended by every legal token. What is then complete is finished if it is among
+    the `num_beams` best, and dropped otherwise; the `num_beams` best of the others live on, until none is left:
+    transformers' search with `early_stopping="never"`. Finished ones are ranked by `score / length**length_penalty`,
+    the end token counted, equal scores in lexicographic order; those of score `-inf` are omitted.
     """
     trie = ReferenceTrie.from_sequences(sequences, eos_token_id=eos_token_id)
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
@@ -192,12 +185,9 @@ def reference_head_log_probs(
 ) -> dict[int, float]:
     """A draft head's log-probability of every code after a prefix, one vector at a time (NEZHA, equations 1 to 3).
 
-    1. the state is the hidden state of the prompt's last token, `hidden[0]`;
-    2. every token of the prefix moves it by its level's transition and by the token's own embedding;
-    3. the logits are a matrix times the sum of the state and of the next placeholder's hidden state.
-
-    `hidden` is `[L + 1, H]`, of the prompt's last token and of the placeholders; the weights have the names of
-    `DraftHead.state_dict()`. Log-probabilities are normalised over the level's codes.
+    The state begins as the hidden state of the prompt's last token; every token of the prefix moves it by its level's
+    transition and its embedding; logits are a matrix times the sum of the state and the next placeholder's hidden
+    state, normalised over the level's codes. `hidden` is `[L + 1, H]`; weights are named as in a head's state_dict.
     """
     state = np.asarray(hidden[0], dtype=np.float64)
     for level, token in enumerate(prefix):
@@ -244,71 +234,59 @@ def reference_seqkd(draft: Distributions, sequences: Sequences) -> float:
 
 
 def reference_align_s(
-    draft: Distributions,
-    target: Distributions,
-    legal: LegalTokens,
-    sequences: Sequences,
-    *,
-    num_tokens: int | None,
+    draft: Distributions, target: Distributions, legal: LegalTokens, sequences: Sequences, *, num_tokens: int | None
 ) -> float:
     """Equation 4 of AtSpeed with the mean over the sequences of all rows.
 
     For each position: sum over V_c of q log(q / p), minus sum over V_c of q log(q / p(y_K)). V_c are the `num_tokens`
     legal tokens of largest q; y_K is the last sequence of the row that has a token at this position.
     """
-    losses = []
-    for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
-        for k, sequence in enumerate(row):
-            total = 0.0
-            for t in range(len(sequence)):
-                last = max(j for j, other in enumerate(row) if len(other) > t)
-                log_p_of_last = float(log_p[last][t][row[last][t]])
-                for v in _likeliest(log_q[k][t], allowed[k][t], num_tokens):
-                    q = float(np.exp(log_q[k][t][v]))
-                    total += q * float(log_q[k][t][v] - log_p[k][t][v])
-                    total -= q * (float(log_q[k][t][v]) - log_p_of_last)
-            losses.append(total / len(sequence))
-    return sum(losses) / sum(map(len, sequences))
+
+    def term(b: int, k: int, t: int) -> float:
+        log_q, log_p, row = draft[b][k][t], target[b][k][t], sequences[b]
+        last = max(j for j, other in enumerate(row) if len(other) > t)
+        log_p_of_last = float(target[b][last][t][row[last][t]])
+        kept = _likeliest(log_q, legal[b][k][t], num_tokens)
+        total = sum(float(np.exp(log_q[v]) * (log_q[v] - log_p[v])) for v in kept)
+        return total - sum(float(np.exp(log_q[v]) * (log_q[v] - log_p_of_last)) for v in kept)
+
+    return _mean(term, sequences)
 
 
 def reference_align_r(
-    draft: Distributions,
-    target: Distributions,
-    legal: LegalTokens,
-    sequences: Sequences,
-    *,
-    num_tokens: int | None,
+    draft: Distributions, target: Distributions, legal: LegalTokens, sequences: Sequences, *, num_tokens: int | None
 ) -> float:
     """Equation 8 of AtSpeed: the mean over sequences of 1/|y| sum_t 1/2 sum over V_c of |p' - q'|.
 
     V_c are the `num_tokens` legal tokens of largest q; p' and q' are renormalised there.
     """
-    losses = []
-    for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
-        for k, sequence in enumerate(row):
-            total = 0.0
-            for t in range(len(sequence)):
-                kept = _likeliest(log_q[k][t], allowed[k][t], num_tokens)
-                sum_q = sum(float(np.exp(log_q[k][t][v])) for v in kept)
-                sum_p = sum(float(np.exp(log_p[k][t][v])) for v in kept)
-                for v in kept:
-                    q, p = float(np.exp(log_q[k][t][v])) / sum_q, float(np.exp(log_p[k][t][v])) / sum_p
-                    total += 0.5 * abs(p - q)
-            losses.append(total / len(sequence))
-    return sum(losses) / sum(map(len, sequences))
+
+    def term(b: int, k: int, t: int) -> float:
+        kept = _likeliest(draft[b][k][t], legal[b][k][t], num_tokens)
+        q, p = (np.exp([float(log_probs[b][k][t][v]) for v in kept]) for log_probs in (draft, target))
+        return 0.5 * float(np.abs(p / p.sum() - q / q.sum()).sum())
+
+    return _mean(term, sequences)
 
 
 def reference_align_f(draft: Distributions, target: Distributions, legal: LegalTokens, sequences: Sequences) -> float:
     """The mean over sequences of 1/|y| sum_t sum over legal tokens of p log(p / q)."""
-    losses = []
-    for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
-        for k, sequence in enumerate(row):
-            total = 0.0
-            for t in range(len(sequence)):
-                for v in allowed[k][t]:
-                    total += float(np.exp(log_p[k][t][v]) * (log_p[k][t][v] - log_q[k][t][v]))
-            losses.append(total / len(sequence))
-    return sum(losses) / sum(map(len, sequences))
+
+    def term(b: int, k: int, t: int) -> float:
+        log_q, log_p = draft[b][k][t], target[b][k][t]
+        return sum(float(np.exp(log_p[v]) * (log_p[v] - log_q[v])) for v in legal[b][k][t])
+
+    return _mean(term, sequences)
+
+
+def _mean(term: Callable[[int, int, int], float], sequences: Sequences) -> float:
+    """The mean over the sequences of all rows of the mean over their positions."""
+    means = [
+        sum(term(b, k, t) for t in range(len(sequence))) / len(sequence)
+        for b, row in enumerate(sequences)
+        for k, sequence in enumerate(row)
+    ]
+    return sum(means) / len(means)
 
 
 def _likeliest(log_probs: Array, tokens: Sequence[int], number: int | None) -> list[int]:

@@ -28,15 +28,10 @@ Processor = Callable[[int, NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Request:
-    """One prompt and its legal sequences, end tokens included.
+    """One prompt, padded on the left, and its legal sequences, end tokens included.
 
-    Args:
-        model: of transformers; only its plain forward is called.
-        prompt: tokens, padded on the left.
-        mask: 1 for tokens, 0 for padding.
-        start: the tokens that a decoder starts with; none for a model without an encoder.
-        sequences: what is legal for this prompt.
-        processor: changes log-probabilities (logits for paths that do not compete) before the constraint.
+    `start` are the tokens that a decoder starts with, none for a model without an encoder; `processor` changes
+    log-probabilities (logits for paths that do not compete) before the constraint.
     """
 
     def __init__(
@@ -152,18 +147,10 @@ def check_rows(
     renormalize: bool = False,
     length_penalty: float = 1.0,
 ) -> None:
-    """Judge the generated rows of a batch: legal items of their own prompts, with their scores, and the right ones.
+    """Judge the generated rows of a batch, as many for every prompt: legal, of the right scores, and the right ones.
 
-    Args:
-        model: of PyTorch, for plain forwards.
-        batch: what was asked.
-        rows: the generated part of the answer, as many rows for every prompt.
-        scores: `sequences_scores`; None if paths do not compete.
-        processor: as in `Request`.
-        is_exact: whether the answer must be that of the slow search; else only legal, with the right scores.
-        num_beams: as in the call.
-        renormalize: as `renormalize_logits` in the call.
-        length_penalty: as in the call.
+    `scores` are `sequences_scores`, or None if paths do not compete. Where the answer `is_exact`, it must be that of
+    the slow search; the other arguments are as in the call.
     """
     start = [model.config.decoder_start_token_id] if model.config.is_encoder_decoder else []
     each, left = divmod(len(rows), len(batch.legal))

@@ -20,13 +20,7 @@ FIRST = 3  # tokens below are padding and end tokens, which prompts do not conta
 
 
 class Catalogue:
-    """An index and its slow twin, a list of pairs of a sequence and an item.
-
-    Args:
-        rng: the source of all draws.
-        length: tokens of the longest sequence; drawn by default.
-        most: the most items before updates.
-    """
+    """An index and its slow twin; the longest sequence has `length` tokens, drawn by default."""
 
     def __init__(self, rng: np.random.Generator, *, length: int | None = None, most: int = 250) -> None:
         self.rng = rng
