@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import EOS, FAMILIES, LLAMA, SPECIAL, VOCABULARY
+from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tpu_lacks import what_a_tpu_lacks
-from tpu_programs import ON_MESHES, Bench, tpu_devices
+from tpu_programs import ON_MESHES, Bench, head_of, tpu_devices, what_a_tpu_lacks
 from transformers import AutoConfig
 
 from hf_gr import ConstraintIndex, enable, recommend
@@ -25,10 +25,9 @@ from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.flax import devices
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh
-from hf_gr.flax.draft_head import DraftHead, shapes_of
+from hf_gr.flax.families import to_spec
 from hf_gr.flax.model import FlaxModel, random_arrays
 from hf_gr.flax.scorers import Prompt
-from hf_gr.generation.flax import mixin as flax
 
 SCORE_TOL = 1e-4  # the issue's: sums over devices are in another order
 ROWS = np.random.default_rng(0).integers(3, 24, size=(60, 2))
@@ -44,19 +43,17 @@ def _highest_precision() -> Iterator[None]:
         yield
 
 
-@cache
-def model_of(family: str) -> Any:
+def random_model(family: str, *, gain: float) -> Any:
     fields = T5 | {"vocab_size": VOCABULARY} if family == "t5" else LLAMA | {"num_hidden_layers": 1}
     config = AutoConfig.for_model(family, **SPECIAL | fields)
-    model = enable(FlaxModel(config))
-    spread = {name: array * (1.0 if array.ndim == 1 else 2.0) for name, array in _random(model).items()}
+    arrays = random_arrays(to_spec(config), nnx.Rngs(0))
+    spread = {name: array * (1.0 if array.ndim == 1 else gain) for name, array in arrays.items()}
     return enable(FlaxModel(config, arrays=spread))
 
 
-def _random(model: FlaxModel) -> dict[str, jax.Array]:
-    from flax import nnx
-
-    return random_arrays(model.spec, nnx.Rngs(0))
+@cache
+def model_of(family: str) -> Any:
+    return random_model(family, gain=2.0)
 
 
 def one_device() -> Mesh:
@@ -85,18 +82,19 @@ def check(family: str, rows: int, mesh: Mesh | None, index: Any, **kwargs: Any) 
     return found
 
 
-def test_there_are_four() -> None:
-    assert len(jax.local_devices()) == 4
+def test_by_default_all_devices_have_rows_and_nothing_changes() -> None:
+    """An uneven batch; some rows are done before others, and all scores are asked for."""
     mesh = devices.to_mesh(None)
     assert mesh is not None
     assert dict(mesh.shape) == {"data": 4, "model": 1}
-
-
-def test_by_default_all_devices_have_rows_and_nothing_changes() -> None:
-    """An uneven batch; some rows are done before others, and all scores are asked for."""
     before = decode_program._cache_size()
-    check("qwen3", 3, None, RAGGED)
+    found = check("qwen3", 3, None, RAGGED)
     assert decode_program._cache_size() == before  # the program of one device was not asked
+    programs = decode_on_mesh._cache_size()
+    with jax.set_mesh(jax.make_mesh((4,), ("data",))):  # a context mesh of the caller changes nothing
+        again = model_of("qwen3").generate(**prompts(3), constraint_index=RAGGED, **BEAMS)
+    assert again.sequences.tolist() == found.sequences.tolist()
+    assert decode_on_mesh._cache_size() == programs
 
 
 def test_the_second_call_compiles_nothing_and_rules_are_by_row() -> None:
@@ -112,6 +110,7 @@ def test_the_second_call_compiles_nothing_and_rules_are_by_row() -> None:
 DEEP = ConstraintIndex.from_sequences(np.random.default_rng(1).integers(3, 24, size=(300, 3)))
 
 
+@pytest.mark.slow
 def test_drafts_are_made_where_they_fit() -> None:
     """A row with few items left drafts whatever the others do, on its device and on others."""
     few, others = DEEP.where(list(range(12))), DEEP.where(list(range(12, 24)))
@@ -125,19 +124,8 @@ def test_drafts_are_made_where_they_fit() -> None:
     assert (drafted > 0).tolist() == [True, True, False, False, True, True, True, True]
 
 
-def test_a_context_mesh_of_the_caller_changes_nothing() -> None:
-    model, call = model_of("qwen3"), {**prompts(3), "constraint_index": RAGGED, **BEAMS}
-    expected = model.generate(**call)  # compiled by another test: the default mesh
-    before = decode_on_mesh._cache_size()
-    with jax.set_mesh(jax.make_mesh((4,), ("data",))):
-        found = model.generate(**call)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    assert decode_on_mesh._cache_size() == before
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 2), (4, 1)], ids=str)
-@pytest.mark.parametrize(("budget", "forwards"), [(None, 0), (64, 1)])
+@pytest.mark.parametrize(("shape", "budget", "forwards"), [((2, 2), None, 0), ((4, 1), 64, 1), ((2, 2), 64, 1)])
 def test_drafts_over_spread_weights_and_rows(shape: tuple[int, int], budget: int | None, forwards: int) -> None:
     """All nodes with the prompt, or those of the first token alone."""
     mesh = jax.make_mesh(shape, ("data", "model"))
@@ -146,32 +134,27 @@ def test_drafts_over_spread_weights_and_rows(shape: tuple[int, int], budget: int
     assert found.speculation.target_forwards == forwards
 
 
-def head_for(model: FlaxModel, **options: Any) -> DraftHead:
-    config = DraftHeadConfig(model.spec.hidden_size, (21, 21, 21), placeholder_token_ids=(24, 25, 26))
-    rng = np.random.default_rng(0)
-    arrays = {name: jnp.asarray(rng.normal(size=of), jnp.float32) for name, of in shapes_of(config).items()}
-    return DraftHead(config, [np.arange(3, 24)] * 3, arrays=arrays, **options)
+HEAD = DraftHeadConfig(LLAMA["hidden_size"], (22, 22, 22), placeholder_token_ids=(24, 25, 26))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "how"),
     [
         ((4, 1), {"output_scores": False}),
-        pytest.param((4, 1), {}, marks=pytest.mark.slow),  # scores of every level keep the devices together
-        pytest.param((2, 2), {}, marks=pytest.mark.slow),
-        pytest.param((4, 1), {"verification": "relaxed", "seed": 3, "output_scores": False}, marks=pytest.mark.slow),
+        ((4, 1), {}),  # scores of every level keep the devices together
+        ((2, 2), {}),
+        ((4, 1), {"verification": "relaxed", "seed": 3, "output_scores": False}),
     ],
     ids=str,
 )
 def test_a_draft_model_drafts_on_all_devices(shape: tuple[int, int], how: dict[str, Any]) -> None:
     """Rows of one device may need more forwards than those of another."""
-    draft = enable(FlaxModel(model_of("qwen3").config))
-    draft = enable(FlaxModel(draft.config, arrays={name: 0.5 * array for name, array in _random(draft).items()}))
     rows = np.random.default_rng(0).integers(3, 24, size=(900, 4))
     index = ConstraintIndex.from_sequences(np.unique(rows, axis=0))
     mesh = jax.make_mesh(shape, ("data", "model"))
-    options: dict[str, Any] = {"assistant_model": draft, "draft_token_budget": 1, "num_draft_beams": 12, **how}
-    happened = check("qwen3", 7, mesh, index, **options).speculation
+    options = {"assistant_model": random_model("qwen3", gain=0.5), "draft_token_budget": 1, "num_draft_beams": 12}
+    happened = check("qwen3", 7, mesh, index, **options, **how).speculation
     assert happened.drafted_nodes.all()
     assert happened.draft_forwards
 
@@ -180,7 +163,7 @@ def test_placeholders_are_written_where_the_embeddings_are() -> None:
     model = FlaxModel(model_of("qwen3").config)
     parameter, spread = model.model.embed_tokens.weight, NamedSharding(jax.make_mesh((4,), ("x",)), P("x"))
     parameter.set_raw_value(jax.device_put(parameter.get_raw_value(), spread))
-    model.add_draft_head(head_for(model, placeholder_embeddings=np.full((3, model.spec.hidden_size), 7, np.float32)))
+    model.add_draft_head(head_of(HEAD, placeholder_embeddings=np.full((3, HEAD.hidden_size), 7, np.float32)))
     assert parameter.get_raw_value().sharding == spread
     assert (np.asarray(parameter.get_raw_value())[24:27] == 7).all()
 
@@ -189,7 +172,7 @@ def test_placeholders_are_written_where_the_embeddings_are() -> None:
 @pytest.mark.parametrize("shape", [(4, 1), (2, 2)])
 def test_a_draft_head_is_on_all_devices(shape: tuple[int, int]) -> None:
     model = model_of("llama")
-    model.add_draft_head(head_for(model))
+    model.add_draft_head(head_of(HEAD))
     mesh = jax.make_mesh(shape, ("data", "model"))
     check("llama", 6, mesh, DEEP, drafting="head")
 
@@ -254,7 +237,10 @@ def test_where_parameters_are() -> None:
     assert spec("fc2.bias", 8) == ()
 
 
-@pytest.mark.parametrize("family", ["phi3", "qwen3_moe", "gpt2", "bart"])
+SLOW_LAYOUTS = [pytest.param(family, marks=pytest.mark.slow) for family in ("gpt2", "phi3", "bart")]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", *SLOW_LAYOUTS])
 def test_weights_of_every_layout_are_spread_and_nothing_changes(family: str) -> None:
     config = AutoConfig.for_model(family, **SPECIAL | FAMILIES[family])
     mesh, model = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2), FlaxModel(config)
@@ -283,24 +269,6 @@ def test_other_meshes_are_refused() -> None:
     assert dict(turned.shape) == {"data": 2, "model": 2}
 
 
-def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that several devices have of another one."""
-    right = devices.decode
-
-    def turned(scorer: Any, params: Any, catalogue: Any, prompt: Any, *args: Any) -> Any:
-        prompt = jax.tree.map(lambda array: jax.lax.ppermute(array, "data", [(i, i ^ 1) for i in range(4)]), prompt)
-        return right(scorer, params, catalogue, prompt, *args)
-
-    monkeypatch.setattr(devices, "decode", turned)
-    monkeypatch.setattr(
-        flax, "decode_on_mesh", jax.jit(lambda *args: decode_on_mesh.__wrapped__(*args), static_argnums=(0, 1))
-    )
-    model, call = model_of("qwen3"), {**prompts(3), "constraint_index": RAGGED, **BEAMS}
-    found = model.generate(**call).sequences.tolist()
-    monkeypatch.undo()
-    assert found != model.generate(**call).sequences.tolist()  # compiled by another test: the default mesh
-
-
 def test_a_job_runs_on_all_devices_or_on_a_mesh() -> None:
     """Six users, which four devices do not divide, with one program each."""
     users = [[number, 2 * number + 1] for number in range(6)]
@@ -317,11 +285,9 @@ def bench() -> Bench:
     return Bench()
 
 
-QUICK = ("data", "both, t5 samples")  # rows alone, and weights, too
-ON_MESHES_OR_LATER = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ON_MESHES]
-
-
-@pytest.mark.parametrize("name", ON_MESHES_OR_LATER)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "both, t5 samples" else pytest.mark.slow) for name in ON_MESHES]
+)
 def test_every_program_of_a_mesh_lowers_for_tpus(name: str) -> None:
     exported = bench().take(ON_MESHES[name]).exported()
     assert (exported.platforms, exported.nr_devices) == (("tpu",), 4)

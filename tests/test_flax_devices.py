@@ -19,18 +19,7 @@ pytest.importorskip("flax")
 def test_four_devices(marked: str) -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     worker = Path(__file__).with_name("flax_on_four_devices.py")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n0",
-        "-m",
-        marked,
-        str(worker),
-    ]
+    command = [sys.executable, *"-m pytest -q -n0 -p no:cacheprovider -m".split(), marked, str(worker)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         command, env=environment | {"XLA_FLAGS": flags}, capture_output=True, text=True, check=False, timeout=600

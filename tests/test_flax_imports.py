@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,19 +16,22 @@ LOADED = "print(*[name for name in {names!r} if sys.modules.get(name)])"
 CALL = """
 import numpy as np
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig
+folder = FOLDER
 index = ConstraintIndex.from_sequences([[3, 4], [3, 5], [6, 7]], item_ids=["ham", "jam", "yam"])
-model = AutoModelForGenerativeRetrieval.from_pretrained({folder!r})
-out = model.generate(np.array([[1, 2]]), constraint_index=index, num_beams=3, num_return_sequences=3)
+for name in ("t5", "qwen3"):
+    model = AutoModelForGenerativeRetrieval.from_pretrained(f"{folder}/{name}")
+    model.save_pretrained(f"{folder}/{name}")
+call = {"constraint_index": index, "num_beams": 3, "num_return_sequences": 3}
+out = AutoModelForGenerativeRetrieval.from_pretrained(f"{folder}/{name}").generate(np.array([[1, 2]]), **call)
 assert sorted(index.items(np.asarray(out)[:, 2:])) == [["ham"], ["jam"], ["yam"]]
 assert sys.modules["torch"] is None
 """
 RECOMMEND = """
-import logging
 from hf_gr import recommend, evaluate
 users = [["ham", "jam"], ["jam", "yam", "ham"]]
-options = {{"constraint_index": index, "num_beams": 3, "progress": False}}
-assert sorted(recommend({folder!r}, users, top_k=3, **options)[0]) == ["ham", "jam", "yam"]
-found = evaluate({{"model": model}}, users, cutoffs=(3,), sampled_users=0, num_resamples=0, baselines=False, **options)
+options = {"constraint_index": index, "num_beams": 3, "progress": False}
+assert sorted(recommend(f"{folder}/{name}", users, top_k=3, **options)[0]) == ["ham", "jam", "yam"]
+found = evaluate({"model": model}, users, cutoffs=(3,), sampled_users=0, num_resamples=0, baselines=False, **options)
 assert found.results[0].metrics["recall@3"] == 1
 assert not any(name.startswith(("hf_gr.torch", "accelerate")) for name in sys.modules)
 """
@@ -66,33 +70,25 @@ def test_without_torch_the_error_names_it(name: str, fix: str) -> None:
 
 
 def test_the_flax_path_needs_no_torch(tmp_path: Path) -> None:
-    """The parts that need no model, then a whole call, with torch blocked: `backend="auto"` then means Flax."""
+    """What needs no model, then loading, saving and whole calls without torch: `backend="auto"` then means Flax."""
     pytest.importorskip("jax")
     pytest.importorskip("flax")
-    from transformers import Qwen3Config
+    from transformers import Qwen3Config, T5Config
 
     from hf_gr.flax.model import FlaxModel
 
-    config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, intermediate_size=8)
-    config.eos_token_id = config.bos_token_id = None
-    FlaxModel(config).save_pretrained(tmp_path)
-    out, error = run(
-        BLOCKED.format(name="torch")
-        + CALL.format(folder=str(tmp_path))
-        + RECOMMEND.format(folder=str(tmp_path))
-        + LOADED.format(names=("hf_gr.torch",))
-    )
+    sizes: dict[str, Any] = {"vocab_size": 16, "eos_token_id": None, "bos_token_id": None}
+    qwen3 = Qwen3Config(hidden_size=8, num_hidden_layers=1, head_dim=8, intermediate_size=8, **sizes)
+    for name, config in (("qwen3", qwen3), ("t5", T5Config(d_model=8, d_kv=8, d_ff=8, num_layers=1, **sizes))):
+        FlaxModel(config).save_pretrained(tmp_path / name)
+    code = BLOCKED.format(name="torch") + CALL + RECOMMEND + LOADED.format(names=("hf_gr.torch",))
+    out, error = run(code.replace("FOLDER", repr(str(tmp_path))))
     assert "Traceback" not in error, error
     assert out == ""
 
 
-@pytest.mark.parametrize(
-    "module", ["auto", "named_catalogues", "checks", "configuration", "flax.checks", "flax.outputs"]
-)
-def test_what_both_sides_share_needs_neither(module: str) -> None:
-    code = f"{BLOCKED.format(name='torch')}{BLOCKED.format(name='jax')}import hf_gr.generation.{module}"
-    _, error = run(code)
-    if module == "flax.outputs":  # its annotations are JAX's
-        assert "jax" in error
-    else:
-        assert "Traceback" not in error, error
+def test_what_both_sides_share_needs_neither() -> None:
+    modules = ("auto", "named_catalogues", "checks", "configuration", "flax.checks")
+    imports = "\n".join(f"import hf_gr.generation.{module}" for module in modules)
+    _, error = run(BLOCKED.format(name="torch") + BLOCKED.format(name="jax") + imports)
+    assert "Traceback" not in error, error

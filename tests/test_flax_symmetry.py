@@ -6,30 +6,17 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 pytest.importorskip("jax")
 
-PAIRS = (
-    "children",
-    "decode",
-    "device_trie",
-    "draft_head",
-    "drafters",
-    "noise",
-    "speculation",
-    "transition",
-    "tree",
-)
-# Modules that are compared as parts of another one.
-PARTS = {"decode": ("plan", "scores")}
-# Modules that are not compared, and why.
-UNPAIRED = {
-    "ops": "tests/test_core_ops.py compares them",
+# Modules that both have: `decode` of Flax does what is in `plan` and `scores`, too, in PyTorch.
+PAIRS = "children decode device_trie draft_head drafters noise ops plan speculation transition tree".split()
+# Modules of one side alone, and why, or what is there instead.
+ALONE = {
+    "scores": "of `decode` in Flax",
     "top_keys": "XLA's own top-k is fast",
     "assistants": "classes of drafters in torch",
     "scorers": "nothing but a protocol is on both sides",
@@ -53,111 +40,15 @@ UNPAIRED = {
     "warpers": "the same",
     "processors": "the same",
 }
-# By module: names of one side alone, and why.
-TORCH_ONLY = {
-    "decode": {
-        "process_scores": "a method of Processors in Flax",
-    },
-    "device_trie": {
-        "windows": "flax.arrays.windows",
-        "TOKEN_BITS": "of edges, for the same",
-        "Level": "arrays of the trie in Flax",
-        "TAKEN_ONE_BY_ONE": "measured on a CPU",
-    },
-    "draft_head": {"IGNORED": "heads are trained in PyTorch"},
-    "drafters": {
-        "Assistant": "flax.assistants.ModelDrafter",
-        "DRAFTS": "imported by flax.assistants",
-        "DraftSearch": "the same",
-        "FixedTree": "a draft in Flax always has fixed sizes",
-        "Best": "the function draft_best in Flax: a program has no objects",
-        "Samples": "the function draw in Flax",
-        "nodes_of": "of a search: flax.assistants",
-    },
-    "speculation": {
-        "Frontier": "what a Context has in Flax",
-        "Lookahead": "the loop itself in Flax",
-        "Rows": "an array of flags in Flax: a program cannot look",
-        "of_rows": "rows that wait are computed, too, in Flax",
-    },
-    "transition": {
-        "TAKEN_ONE_BY_ONE": "measured on a CPU",
-    },
-    "tree": {
-        "Tree": "two functions in Flax, where beams know their slots",
-        "NO_SLOT": "nodes of one forward have several depths where rows advance on their own",
-        "prompt_attention": "models in Flax make the mask of their prompt",
-        "to_additive": "attention masks in Flax are boolean",
-    },
-}
-FLAX_ONLY = {
-    "decode": {
-        "decode_program": "the compiled form of decode",
-        "score_nodes": "rows have their own levels; a search scores its nodes like beams",
-    },
-    "device_trie": {
-        "CHILDREN": "buckets",
-        "PARENTS": "buckets",
-        "SMALLEST": "buckets",
-        "STEPS": "buckets",
-        "padded_branching": "buckets",
-        "exception_bits": "PyTorch searches among exceptions; a program without loops compiles faster",
-    },
-    "transition": {
-        "HIDDEN_NODES": "buckets",
-        "LARGEST_NODE": "32-bit integers",
-    },
-    "tree": {"nodes_seen": "of Tree in torch", "slots_seen": "the same"},
-    "draft_head": {
-        "HeadCache": "caches are arguments",
-        "load_draft_head": "hf_gr.generation.torch.heads in PyTorch",
-        "shapes_of": "torch's modules know theirs",
-    },
-    "drafters": {
-        "subtree": "a method in torch",
-    },
-    "noise": {
-        "HALF": "64 bits are two numbers",
-    },
-    "speculation": {
-        "Drawn": "nodes of one level; Nodes are of all levels",
-        "Context": "a frontier in torch",
-        "Draft": "a list of levels in torch",
-        "Scored": "a list in torch",
-    },
-}
-ALIASES = set("Any Callable Depth Device HostOrDevice Key Number Params Protocol ScorerCache Sequence".split())
-ALIASES |= {"WholeNumber", "annotations"}  # of types, which have no module
 
 
-def public(side: str, module: str) -> set[str]:
-    """The functions, classes and constants that a module of a backend defines itself."""
-    names = [f"hf_gr.{side}.{name}" for name in (module, *PARTS.get(module, ()))]
-    return {
-        name
-        for at in filter(find_spec, names)
-        for name, value in vars(import_module(at)).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType) and name not in ALIASES
-        if getattr(value, "__module__", at) in (at, "typing", "types", "jax._src.pjit")
-    }
-
-
-@pytest.mark.parametrize("module", PAIRS)
-def test_paired_modules_have_the_same_names(module: str) -> None:
-    ours, theirs = public("flax", module), public("torch", module)
-    assert theirs - ours == set(TORCH_ONLY.get(module, {}))
-    assert ours - theirs == set(FLAX_ONLY.get(module, {}))
-
-
-def test_every_module_is_compared_or_listed() -> None:
-    names = {
-        path.stem
-        for side in ("torch", "flax")
-        for path in Path(*import_module(f"hf_gr.{side}").__path__).glob("[!_]*.py")
-    }
-    compared = {*PAIRS, *(part for parts in PARTS.values() for part in parts)}
-    assert names == compared | set(UNPAIRED)
-    assert not compared & set(UNPAIRED)
+def test_every_module_is_on_both_sides_or_listed() -> None:
+    ours, theirs = (
+        {path.stem for path in Path(*import_module(f"hf_gr.{side}").__path__).glob("[!_]*.py")}
+        for side in ("flax", "torch")
+    )
+    assert ours ^ theirs <= set(ALONE)
+    assert ours | theirs == {*PAIRS, *ALONE}
 
 
 # What `generate` of one side alone takes, and why.

@@ -21,7 +21,6 @@ from flax_catalogues import EOS, TOKENS, VOCABULARY, random_index, random_rows, 
 from reference import ReferenceTrie
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.flax import device_trie, transition
@@ -143,12 +142,6 @@ def test_a_node_with_more_children_than_a_word_has_bits() -> None:
         assert sorted(tokens[tokens >= 0].tolist()) == [u for u in range(128) if rules.items(row, [3, u])]
 
 
-def test_additions_longer_than_the_catalogue() -> None:
-    index = ConstraintIndex.from_sequences([[1], [2]], eos_token_id=0)
-    index.add([[1, 3, 4], [5, 5, 5], [2]], [7, 8, 9])
-    check(combine_rules([index.snapshot]), num_rows=1, eos=0)
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40).filter(any))
 def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> None:
@@ -208,15 +201,6 @@ def test_small_updates_other_filters_and_other_exclusions_leave_all_shapes() -> 
     views = [index.where(rng.sample(index.item_ids.tolist(), 50)) for _ in range(4)]
     three = shapes_of(device_catalogue(combine_rules([view.snapshot for view in [*views[:3], views[0]]])))
     assert shapes_of(device_catalogue(combine_rules([view.snapshot for view in views]))) == three
-
-
-def test_buckets_hold_and_are_few() -> None:
-    for steps in (1, 2, 8):
-        sizes = {bucket(number, least=4, steps=steps) for number in range(1025)}
-        assert all(number <= bucket(number, least=4, steps=steps) for number in range(1025))
-        assert all(bucket(size, least=4, steps=steps) == size for size in sizes)
-        assert all(2 * size in sizes for size in sizes if size <= 512)
-    assert padded(np.array([1, 2]), 4, 9, in_front=True).tolist() == [9, 9, 1, 2]
 
 
 def test_more_nodes_than_32_bits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ proves its numbers.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -23,10 +22,10 @@ pytest.importorskip("flax")
 
 import jax
 import jax.numpy as jnp
-from tpu_lacks import what_a_tpu_lacks
-from tpu_programs import PROGRAMS, Bench, Size, tpu_devices
+from tpu_programs import PROGRAMS, Bench, Size, tpu_devices, what_a_tpu_lacks
 
-BF16_SIZE = Size(replace(Size().shape, layers=2, hidden=64), items=300, length=2, batch=16, beams=10)
+BF16_SIZE = Size(layers=2, hidden=64, items=300, length=2, batch=16, beams=10)
+BY_DAY = ("sampled beams", "trie, little room", "draft model, relaxed", "head, verified", "t5", "suppressed tokens")
 
 
 @cache
@@ -34,7 +33,9 @@ def bench() -> Bench:
     return Bench()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS]
+)
 def test_every_program_lowers_for_tpus(name: str) -> None:
     exported = bench().take(PROGRAMS[name]).exported()
     assert exported.platforms == ("tpu",)
@@ -67,15 +68,6 @@ def test_what_a_tpu_lacks_is_seen(planted: Any, given: Any, lacks: str) -> None:
     assert any(found.endswith(lacks) for found in what_a_tpu_lacks(exported))
 
 
-def test_jax_itself_lowers_no_call_of_the_host() -> None:
-    @jax.jit
-    def asks(x: Any) -> Any:
-        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    with pytest.raises(ValueError, match="platform"):
-        jax.export.export(asks, platforms=("tpu",))(ONES)
-
-
 def produced_in_loops(text: str) -> dict[str, set[str]]:
     """Of a compiled program: by shape, what operations make an array of it inside of loops and branches."""
     made: dict[str, set[str]] = {}
@@ -92,8 +84,7 @@ def test_the_prompts_keys_are_not_copied_from_forward_to_forward() -> None:
     """A cache lives inside one program: nothing of its size goes in or out, so that nothing is worth donating."""
     size = Size(prompt=200, beams=3, length=4)
     compiled = Bench(size).take(PROGRAMS["beams"]).compiled()
-    shape = size.shape
-    keys = f"{size.batch},{shape.kv_heads},256,{shape.head_dim}"  # prompts of 200 tokens have the bucket of 256
+    keys = f"{size.batch},2,256,8"  # prompts of 200 tokens have the bucket of 256
     text = compiled.as_text()
     assert keys in text
     assert produced_in_loops(text).get(keys, set()) <= {"parameter", "get-tuple-element", "bitcast"}
@@ -110,6 +101,7 @@ def test_a_copy_inside_a_loop_is_seen() -> None:
     assert produced_in_loops(text)["3,5"] - {"parameter", "get-tuple-element", "bitcast"}
 
 
+@pytest.mark.slow
 def test_bf16_is_within_its_bounds_of_fp32() -> None:
     """Logits have 8 bits. Measured on a CPU, by three seeds: errors of 0.08 to 0.13 where the deviation is 2.0; of 16
     best items 15 to 16 stay, and of all beams 98 to 100 %.

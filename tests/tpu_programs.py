@@ -1,22 +1,17 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that `generate` compiles in JAX, each with a call that compiles it; and what compilers say of them.
-
-Tests lower all of them for TPUs. Everything is random and made on the spot: models, heads, catalogues, prompts.
+"""The programs that `generate` compiles in JAX, each with a call that compiles it; and what a TPU lacks of them.
 
 A TPU is not needed to compile for one: `pip install libtpu` (the version of `jax[tpu]`) brings the compiler, and
 `tpu_devices` describes chips that are not there.
-
-Axes: B batch, P prompt, K beams, L tokens of an item, D and M devices along "data" and "model".
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 from unittest import mock
@@ -24,9 +19,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from flax import nnx
 from jax.experimental import topologies
+from jax.extend.mlir import ir
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from transformers import Qwen3Config, T5Config
 
@@ -38,44 +33,22 @@ from hf_gr.flax.families import to_spec
 from hf_gr.flax.model import FlaxModel, random_arrays
 from hf_gr.generation.flax import mixin
 
-# Where `generate` finds what `jax.jit` has compiled.
-COMPILED: tuple[tuple[Any, str], ...] = ((mixin, "decode_program"), (mixin, "decode_on_mesh"))
-PAD, EOS, FIRST_CODE = 0, 1, 2
-# Random weights of unit gain make logits that hardly differ.
-GAIN = 2.0
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of a model."""
-
-    layers: int = 1
-    hidden: int = 32
-    intermediate: int = 48
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 8
-    vocab: int = 64
-
-
-TINY = Shape()
+PAD, EOS, FIRST_CODE, CODES, VOCABULARY = 0, 1, 2, 20, 64
+GAIN = 2.0  # random weights of unit gain make logits that hardly differ
+# Custom calls that the TPU's compiler knows; all others are code of a CPU or GPU, or of the host.
+CUSTOM_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}
+TO_HOSTS = {"stablehlo.send", "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"}
+WIDE = {"f64", "i64", "ui64", "complex<f64>"}
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is.
+    """How large everything is."""
 
-    Attributes:
-        shape: of the model; T5 takes the same widths.
-        items: number of items.
-        length: L.
-        codes: of every level.
-    """
-
-    shape: Shape = TINY
+    layers: int = 1
+    hidden: int = 32
     items: int = 200
-    length: int = 3
-    codes: int = 20
+    length: int = 3  # tokens of an item
     batch: int = 2
     prompt: int = 20
     beams: int = 4
@@ -83,37 +56,27 @@ class Size:
 
 @dataclass(frozen=True)
 class Program:
-    """What tells a program from all others.
+    """What tells a program from all others."""
 
-    Attributes:
-        options: of `generate`, beside beams.
-        family: of the model.
-        catalogue: which one, of `Bench.catalogues`.
-        has_head: whether the model has a draft head.
-        has_assistant: whether another model drafts, of the same shape and with other weights.
-        mesh: D and M; None for one device.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `generate`, besides beams
     family: str = "qwen3"
-    catalogue: str = "fixed"
+    catalogue: str = "fixed"  # see `Bench.catalogue`
     has_head: bool = False
-    has_assistant: bool = False
-    mesh: tuple[int, int] | None = None
+    has_assistant: bool = False  # whether another model drafts, of the same shape and with other weights
+    mesh: tuple[int, int] | None = None  # devices along "data" and "model"; None for one device
 
 
 PATHS = {"num_beams": 1, "num_return_sequences": 1}
 SAMPLES = {"do_sample": True, "temperature": 2.0, "top_k": 10, "top_p": 0.95, "min_p": 0.01}
 DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+LENGTHS = {"length_penalty": 0.5, "early_stopping": True, "forced_eos_token_id": EOS}
 PROGRAMS: dict[str, Program] = {
     "beams": Program(),
     "greedy": Program(PATHS),
     "sampled paths": Program(SAMPLES | {"num_beams": 1}),
     "sampled beams": Program(SAMPLES, catalogue="ragged"),
     "all scores": Program(DETAILS | {"renormalize_logits": True}),
-    "lengths": Program(
-        {"length_penalty": 0.5, "early_stopping": True, "forced_eos_token_id": EOS}, catalogue="ragged"
-    ),
+    "lengths": Program(LENGTHS, catalogue="ragged"),
     "several rules": Program(catalogue="views"),
     "exclusions": Program(catalogue="excluded"),
     "additions": Program(catalogue="added"),
@@ -137,154 +100,100 @@ ON_MESHES: dict[str, Program] = {
 
 
 class Bench:
-    """Models, catalogues and prompts, made when they are needed first.
+    """Random models, catalogues and prompts; models of other types have the same numbers but for rounding."""
 
-    Args:
-        size: how large they are.
-        dtype: of the models, whose numbers are the same in all of them but for rounding.
-        seed: of everything random.
-    """
-
-    def __init__(self, size: Size | None = None, *, dtype: str = "float32", seed: int = 0) -> None:
+    def __init__(self, size: Size | None = None, *, dtype: str = "float32") -> None:
         self.size = Size() if size is None else size
         self.dtype = dtype
-        self.seed = seed
         self.model = cache(self._model)
 
-    def _model(self, family: str = "qwen3", has_head: bool = False) -> Any:
-        """A random model with `generate`."""
-        config = config_of(self.size.shape, family)
-        arrays = random_arrays(to_spec(config), nnx.Rngs(self.seed))
+    def _model(self, family: str = "qwen3", has_head: bool = False, seed: int = 0) -> Any:
+        config = config_of(self.size, family)
+        arrays = random_arrays(to_spec(config), nnx.Rngs(seed))
         scaled = {name: array if array.ndim == 1 else GAIN * array for name, array in arrays.items()}
         model = enable(FlaxModel(config, arrays={name: array.astype(self.dtype) for name, array in scaled.items()}))
         if has_head:
-            model.add_draft_head(self._head())
+            placeholders = tuple(range(FIRST_CODE + CODES, FIRST_CODE + CODES + self.size.length))
+            sizes = (CODES,) * self.size.length
+            model.add_draft_head(head_of(DraftHeadConfig(self.size.hidden, sizes, placeholder_token_ids=placeholders)))
         return model
 
-    def _head(self) -> DraftHead:
-        size, after_codes = self.size, FIRST_CODE + self.size.codes
-        placeholders = tuple(range(after_codes, after_codes + size.length))
-        config = DraftHeadConfig(size.shape.hidden, (size.codes,) * size.length, placeholder_token_ids=placeholders)
-        rng = np.random.default_rng(self.seed)
-        arrays = {name: rng.normal(size=of) * of[-1] ** -0.5 for name, of in shapes_of(config).items()}
-        codebooks = [np.arange(FIRST_CODE, after_codes)] * size.length
-        return DraftHead(config, codebooks, arrays={name: jnp.asarray(of, self.dtype) for name, of in arrays.items()})
+    def codes(self, items: int, *, seed: int = 0) -> Any:
+        return np.random.default_rng(seed).integers(FIRST_CODE, FIRST_CODE + CODES, size=(items, self.size.length))
 
-    @cached_property
-    def assistant(self) -> Any:
-        """A draft model."""
-        return Bench(self.size, dtype=self.dtype, seed=self.seed + 1).model()
-
-    @cached_property
-    def index(self) -> ConstraintIndex:
-        """Items of L codes."""
-        return ConstraintIndex.from_sequences(self._codes(self.size.items))
-
-    def _codes(self, items: int, *, seed: int = 0) -> Any:
-        rng = np.random.default_rng(self.seed + seed)
-        return rng.integers(FIRST_CODE, FIRST_CODE + self.size.codes, size=(items, self.size.length))
-
-    def catalogue(self, name: str, batch: int) -> dict[str, Any]:
-        """The catalogue of a call, and the items that its rows exclude.
-
-        Args:
-            name: "fixed", "ragged" (items of 1 to L codes), "views" (another one for each row), "excluded" (items of
-                each row) or "added" (after additions and removals).
-            batch: number of rows.
-        """
-        items, index = self.size.items, self.index
+    def catalogue(self, name: str) -> dict[str, Any]:
+        """One that is "fixed", "ragged" (items of 1 to L codes) or "added" (after additions and removals), "views" of
+        one, another for each row, or "excluded" items of each row."""
+        items, rows = self.size.items, range(self.size.batch)
+        codes = self.codes(items)
         if name == "ragged":
-            rows = [row[: 1 + number % len(row)].tolist() for number, row in enumerate(self._codes(items))]
-            index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS)
-        elif name == "added":
-            index = index.where(range(items))
-            index.add(self._codes(items // 20, seed=1), range(items, items + items // 20))
+            codes = [row[: 1 + number % len(row)].tolist() for number, row in enumerate(codes)]
+        index = ConstraintIndex.from_sequences(codes, eos_token_id=EOS if name == "ragged" else None)
+        if name == "added":
+            index.add(self.codes(items // 20, seed=1), range(items, items + items // 20))
             index.remove(range(items // 20))
         if name == "views":
-            return {"constraint_index": [index.where(range(row, items, 1 + row % 3)) for row in range(batch)]}
-        excluded = {"exclude_items": [range(row, items, 7) for row in range(batch)]} if name == "excluded" else {}
+            return {"constraint_index": [index.where(range(row, items, 1 + row % 3)) for row in rows]}
+        excluded = {"exclude_items": [range(row, items, 7) for row in rows]} if name == "excluded" else {}
         return {"constraint_index": index, **excluded}
 
-    def call(
-        self, program: Program, *, seed: int = 0, model: Any = None, assistant: Any = None, **changes: Any
-    ) -> Any:
-        """The answers of a call that this program serves.
-
-        Args:
-            program: which.
-            seed: of the prompts and of the samples.
-            model: another one's answers, also PyTorch's.
-            assistant: what drafts for that one, if something does.
-            changes: of the call's options.
-        """
-        size = self.size
-        rng = np.random.default_rng([self.seed, seed])
-        prompts = rng.integers(FIRST_CODE, FIRST_CODE + size.codes, size=(size.batch, size.prompt))
+    def call(self, program: Program) -> Any:
+        """The answers of a call that this program serves."""
+        size, rng = self.size, np.random.default_rng(0)
+        prompts = rng.integers(FIRST_CODE, FIRST_CODE + CODES, size=(size.batch, size.prompt))
         mask = np.arange(size.prompt) >= np.arange(size.batch)[:, None] % size.prompt  # padding, on the left
-        inputs = {"input_ids": np.where(mask, prompts, PAD), "attention_mask": mask.astype(int)}
-        options = {"num_beams": size.beams, "num_return_sequences": size.beams, **program.options, **changes}
-        options |= {"seed": seed} if options.get("do_sample") else {}
+        options = {"num_beams": size.beams, "num_return_sequences": size.beams, **program.options}
+        options |= {"seed": 0} if options.get("do_sample") else {}
         options |= {} if program.mesh is None else {"mesh": jax.make_mesh(program.mesh, ("data", "model"))}
-        options |= {"assistant_model": self.assistant if model is None else assistant} if program.has_assistant else {}
-        if model is None:
-            model = self.model(program.family, program.has_head)
-        elif isinstance(model, torch.nn.Module):
-            inputs = {name: torch.from_numpy(values) for name, values in inputs.items()}
-        generate: Any = model.generate
-        return generate(**inputs, **self.catalogue(program.catalogue, size.batch), **options)
+        options |= {"assistant_model": self.model(seed=1)} if program.has_assistant else {}
+        return self.model(program.family, program.has_head).generate(
+            np.where(mask, prompts, PAD),
+            attention_mask=mask.astype(int),
+            **self.catalogue(program.catalogue),
+            **options,
+        )
 
-    def take(self, program: Program, **changes: Any) -> Taken:
+    def take(self, program: Program) -> Taken:
         """The program that such a call runs, with its arguments: nothing is compiled."""
-        found: list[Taken] = []
-
-        def instead(function: Any, *arguments: Any) -> None:
-            found.append(Taken(function, arguments))
-            raise InterruptedError
-
-        with ExitStack() as patches:
-            for home, name in COMPILED:
-                function = partial(instead, getattr(home, name))
-                patches.enter_context(mock.patch.object(home, name, function))
+        name = "decode_program" if program.mesh is None else "decode_on_mesh"
+        function = getattr(mixin, name)
+        with mock.patch.object(mixin, name, side_effect=InterruptedError) as instead:
             try:
-                self.call(program, **changes)
+                self.call(program)
             except InterruptedError:
-                return found[0]
-        raise AssertionError("the call ran no program that is known here")
+                return Taken(function, instead.call_args.args)
+        raise AssertionError("the call ran another program")
 
 
-def config_of(shape: Shape, family: str) -> Any:
-    """A model of a shape."""
-    special: dict[str, Any] = {
-        "vocab_size": shape.vocab,
-        "pad_token_id": PAD,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+def config_of(size: Size, family: str) -> Any:
+    special: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD}
+    special |= {"bos_token_id": None, "eos_token_id": None}
     if family == "t5":
-        sizes: dict[str, Any] = {"d_model": shape.hidden, "d_ff": shape.intermediate, "d_kv": shape.head_dim}
-        special |= {"num_layers": shape.layers, "num_heads": shape.heads, "decoder_start_token_id": PAD}
-        return T5Config(**special | sizes)
+        sizes: dict[str, Any] = {"d_model": size.hidden, "d_ff": 48, "d_kv": 8, "num_heads": 4}
+        return T5Config(**special, **sizes, num_layers=size.layers, decoder_start_token_id=PAD)
     return Qwen3Config(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=8192,
+        hidden_size=size.hidden,
+        intermediate_size=48,
+        num_hidden_layers=size.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
         tie_word_embeddings=True,
         **special,
     )
 
 
+def head_of(config: DraftHeadConfig, **options: Any) -> DraftHead:
+    """A random head for codes from FIRST_CODE on."""
+    rng = np.random.default_rng(0)
+    arrays = {name: jnp.asarray(rng.normal(size=of), jnp.float32) for name, of in shapes_of(config).items()}
+    codebooks = [np.arange(FIRST_CODE, FIRST_CODE + size) for size in config.codebook_sizes]
+    return DraftHead(config, codebooks, arrays=arrays, **options)
+
+
 @dataclass(frozen=True)
 class Taken:
-    """A program and what it would have been called with.
-
-    Attributes:
-        function: compiled by `jax.jit`.
-        arguments: static ones and arrays, in its order.
-    """
+    """A program, compiled by `jax.jit`, and what it would have been called with."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -332,3 +241,24 @@ def tpu_devices(name: str) -> list[Any] | None:
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     return topologies.get_topology_desc(topology_name=name, platform="tpu").devices
+
+
+def what_a_tpu_lacks(exported: Any) -> set[str]:
+    """By operation, what keeps a lowered program off a TPU, or slows it down there; empty as it should be."""
+    found: set[str] = set()
+
+    def look(operation: Any) -> Any:
+        name = operation.name
+        if name in TO_HOSTS:
+            found.add(name)
+        if name == "stablehlo.custom_call":
+            found.update({str(operation.attributes["call_target_name"].value)} - CUSTOM_CALLS)
+        for kind in (result.type for result in operation.results):
+            if isinstance(kind, ir.RankedTensorType):
+                found.update([] if kind.has_static_shape else [f"{name} of unknown size"])
+                found.update([f"{name} of 64 bits"] if str(kind.element_type) in WIDE else [])
+        return ir.WalkResult.ADVANCE
+
+    with jax.interpreters.mlir.make_ir_context():
+        ir.Module.parse(exported.mlir_module()).operation.walk(look)
+    return found
