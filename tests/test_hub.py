@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import families
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -62,57 +61,33 @@ def cached(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and "models--" in str(path))
 
 
-def big_index() -> ConstraintIndex:
-    """Of 14 MB: the client keeps what it has of a broken download by pieces of 10 MB."""
-    draw = np.random.default_rng(0)
-    index = ConstraintIndex.from_sequences(draw.integers(0, 60_000, size=(1_400_000, 2)))
-    assert index.nbytes > constants.DOWNLOAD_CHUNK_SIZE + 10_000
-    return index
-
-
 # An index
 
 
 def test_an_index_goes_to_the_hub_and_back(hub: HubServer, tmp_path: Path) -> None:
-    address = make_index().push_to_hub("me/catalogue", commit_message="hello")
+    address = make_index().push_to_hub("catalogue", commit_message="hello")  # the Hub puts the user's name before it
     assert COMMIT.search(address)[1] == hub.commit("me/catalogue")  # pyright: ignore
-    assert sorted(hub.files("me/catalogue")) == PUSHED
     repository = hub.repositories["me/catalogue"]
     commit = repository.commits[hub.commit("me/catalogue")]
     assert (commit.title, len(repository.commits), repository.private) == ("hello", 2, False)
-    assert {path for path, file in commit.files.items() if file.is_large} == {ARRAYS_FILE}
+    assert {path: file.is_large for path, file in commit.files.items()} == {
+        name: name == ARRAYS_FILE for name in PUSHED
+    }
     make_index().save_pretrained(tmp_path / "catalogue")
     for name in (JSON_FILE, ARRAYS_FILE):
         assert hub.files("me/catalogue")[name] == (tmp_path / "catalogue" / name).read_bytes()
-    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
-
-
-def test_the_card_of_a_pushed_index_has_its_tags_and_loads_it(hub: HubServer, tmp_path: Path) -> None:
-    make_index().push_to_hub("catalogue")  # the Hub puts the user's name before it
-    assert list(hub.repositories) == ["me/catalogue"]
-    (tmp_path / "card.md").write_bytes(hub.files("me/catalogue")["README.md"])
-    card = huggingface_hub.ModelCard.load(tmp_path / "card.md")
-    assert card.data.library_name == "hf_gr"
-    assert {"generative-recommendation", "constrained-decoding", "hf_gr"} <= set(card.data.tags)
-    code = next(line for line in card.text.splitlines() if "ConstraintIndex.from_pretrained" in line)
-    assert code == 'index = ConstraintIndex.from_pretrained("me/catalogue")'
-    assert same(eval(code.removeprefix("index = ")), make_index())
+    text = hub.files("me/catalogue")["README.md"].decode()
+    assert 'index = ConstraintIndex.from_pretrained("me/catalogue")\n' in text
     assert [request.status for request in hub.asked("POST", "^/api/validate-yaml$")] == [200, 200]
-
-
-def test_a_card_that_somebody_wrote_is_kept(hub: HubServer) -> None:
-    make_index().push_to_hub("me/catalogue")
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    # The same again is no commit.
+    assert make_index().push_to_hub("me/catalogue") == address
+    assert len(hub.asked("PUT", "^/objects/")) == len(hub.asked("POST", "/commit/")) == 1
     mine = b"---\nlicense: mit\n---\nMine.\n"
     HfApi().upload_file(path_or_fileobj=mine, path_in_repo="README.md", repo_id="me/catalogue")
     other_index().push_to_hub("me/catalogue")
     assert hub.files("me/catalogue")["README.md"] == mine
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
-
-
-def test_pushing_the_same_again_uploads_nothing_and_makes_no_commit(hub: HubServer) -> None:
-    first, second = make_index().push_to_hub("me/catalogue"), make_index().push_to_hub("me/catalogue")
-    assert first == second
-    assert len(hub.asked("PUT", "^/objects/")) == len(hub.asked("POST", "/commit/")) == 1
 
 
 def test_branches_tags_and_commits_are_revisions(hub: HubServer) -> None:
@@ -144,20 +119,15 @@ def test_a_pull_request_is_made_and_pushed_to_again(hub: HubServer) -> None:
     assert list(hub.repositories["me/catalogue"].branches) == ["main"]
 
 
-def test_an_index_is_found_in_a_subfolder(hub: HubServer, tmp_path: Path) -> None:
+def test_subfolder_and_cache_dir_are_where_they_say(hub: HubServer, tmp_path: Path) -> None:
     make_index().push_to_hub("me/catalogue")
     other_index().save_pretrained(tmp_path / "other")
     HfApi().upload_folder(repo_id="me/catalogue", folder_path=tmp_path / "other", path_in_repo="eu/de")
-    assert same(ConstraintIndex.from_pretrained("me/catalogue", subfolder="eu/de"), other_index())
-    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    where = {"cache_dir": tmp_path / "cache"}
+    assert same(ConstraintIndex.from_pretrained("me/catalogue", subfolder="eu/de", **where), other_index())
+    assert same(ConstraintIndex.from_pretrained("me/catalogue", **where), make_index())
     with pytest.raises(ValueError, match=r"the Hub gives no constraint_index.json .*subfolder="):
-        ConstraintIndex.from_pretrained("me/catalogue", subfolder="eu/fr")
-
-
-def test_the_cache_is_where_cache_dir_says(hub: HubServer, tmp_path: Path) -> None:
-    make_index().push_to_hub("me/catalogue")
-    index = ConstraintIndex.from_pretrained("me/catalogue", cache_dir=tmp_path / "cache")
-    assert same(index, make_index())
+        ConstraintIndex.from_pretrained("me/catalogue", subfolder="eu/fr", **where)
     assert cached(tmp_path / "cache") != []
     assert cached(tmp_path / "home") == []
 
@@ -183,13 +153,9 @@ def test_a_private_repository_is_for_its_owner(hub: HubServer, monkeypatch: pyte
     with pytest.raises(ValueError, match="token= if it is private"):
         ConstraintIndex.from_pretrained("me/catalogue", cache_dir="empty")
     assert same(ConstraintIndex.from_pretrained("me/catalogue", token=hub.token, cache_dir="mine"), make_index())
-
-
-def test_a_token_that_may_not_read_is_told_from_a_missing_repository(hub: HubServer, waits: list[float]) -> None:
-    make_index().push_to_hub("me/catalogue")
     hub.fail("HEAD", "/resolve/", status=403, times=99)
     with pytest.raises(ValueError, match=r"the Hub refuses constraint_index.json of 'me/catalogue' .*check token="):
-        ConstraintIndex.from_pretrained("me/catalogue")
+        ConstraintIndex.from_pretrained("me/catalogue", token=hub.token, cache_dir="empty")
 
 
 @pytest.mark.parametrize("who", ["nobody", "eve", "wrong"])
@@ -218,29 +184,11 @@ def test_a_token_goes_to_the_hub_alone(hub: HubServer) -> None:
 # What goes wrong on the way down
 
 
-def test_an_interrupted_download_goes_on_where_it_stopped(hub: HubServer, waits: list[float]) -> None:
-    index = big_index()
-    index.push_to_hub("me/catalogue")
-    size = len(hub.files("me/catalogue")[ARRAYS_FILE])
-    there = constants.DOWNLOAD_CHUNK_SIZE  # of what arrives, the client keeps whole pieces
-    hub.fail("GET", "^/objects/", after=there + 1000)
-    hub.fail("GET", "^/objects/", after=1000)
-    loaded = ConstraintIndex.from_pretrained("me/catalogue", verify=True)
-    assert len(loaded) == len(index)
-    first, second, third = hub.asked("GET", "^/objects/")
-    assert ("range" not in first.headers, first.sent) == (True, there + 1000)
-    for request, sent in ((second, 1000), (third, size - there)):
-        assert (request.headers["range"], request.status, request.sent) == (f"bytes={there}-", 206, sent)
-    assert len(waits) == 2
-
-
 @pytest.mark.parametrize(
     ("method", "pattern", "fault"),
     [
         ("HEAD", f"{JSON_FILE}$", {"status": 503}),
-        ("HEAD", f"{ARRAYS_FILE}$", {"status": 500}),
-        ("HEAD", f"{ARRAYS_FILE}$", {"after": 0}),
-        ("GET", f"{JSON_FILE}$", {"status": 503}),
+        ("HEAD", f"{ARRAYS_FILE}$", {"loses_answer": True}),
         ("GET", f"{JSON_FILE}$", {"after": 100}),
         ("GET", "^/objects/", {"status": 503}),
         ("GET", "^/objects/", {"after": 100}),
@@ -250,29 +198,12 @@ def test_a_download_that_fails_leaves_nothing_half_loaded(
     method: str, pattern: str, fault: dict[str, Any], hub: HubServer, waits: list[float], tmp_path: Path
 ) -> None:
     make_index().push_to_hub("me/catalogue")
-    if method == "HEAD" and "after" in fault:
-        fault = {"loses_answer": True}
     hub.fail(method, pattern, times=99, **fault)
     with pytest.raises(ConnectionError, match=r"of 'me/catalogue' did not arrive .*nothing of it is kept: try again"):
         ConstraintIndex.from_pretrained("me/catalogue")
     assert not [name for name in cached(tmp_path / "home") if name.endswith((".incomplete", ".safetensors"))]
     hub.recover()
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
-
-
-def test_a_failure_that_passes_is_not_noticed(hub: HubServer, waits: list[float]) -> None:
-    make_index().push_to_hub("me/catalogue")
-    hub.fail("HEAD", JSON_FILE, status=503, times=2)
-    hub.fail("GET", "^/objects/", after=10, times=3)
-    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
-
-
-def test_other_bytes_than_were_pushed_are_refused(hub: HubServer) -> None:
-    make_index().push_to_hub("me/catalogue")
-    (oid,) = hub.objects
-    hub.objects[oid] = hub.objects[oid][:-1] + bytes([hub.objects[oid][-1] ^ 1])  # nor does the client look
-    with pytest.raises(ValueError, match="was altered after it was saved"):
-        ConstraintIndex.from_pretrained("me/catalogue")
 
 
 def test_both_files_are_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer) -> None:
@@ -302,12 +233,9 @@ def test_what_is_cached_needs_no_hub(hub: HubServer, waits: list[float], monkeyp
 
 UPLOAD_FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "preupload": ("POST", "/preupload/", {"status": 503}),
-    "batch": ("POST", "/info/lfs/objects/batch", {"status": 500}),
     "upload": ("PUT", "^/objects/", {"status": 503}),
-    "upload refused": ("PUT", "^/objects/", {"status": 403}),
     "upload cut": ("PUT", "^/objects/", {"after": 100}),
     "verify": ("POST", "/info/lfs/verify", {"status": 500}),
-    "commit": ("POST", "/commit/", {"status": 500}),
     "commit cut": ("POST", "/commit/", {"after": 100}),
 }
 
@@ -335,25 +263,7 @@ def test_an_upload_that_fails_leaves_the_repository_as_before(
     other_index().push_to_hub("me/catalogue")
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
     # What has arrived is not uploaded again.
-    assert len(hub.asked("PUT", "^/objects/")) - uploads == (name in ("preupload", "batch") or "upload" in name)
-
-
-def test_an_upload_that_fails_once_is_not_noticed(hub: HubServer, waits: list[float]) -> None:
-    hub.fail("PUT", "^/objects/", after=100)
-    hub.fail("PUT", "^/objects/", status=503)
-    make_index().push_to_hub("me/catalogue")
-    assert [request.status for request in hub.asked("PUT", "^/objects/")] == [0, 503, 200]
-    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
-
-
-def test_a_push_whose_answer_is_lost_is_repeated(hub: HubServer, waits: list[float]) -> None:
-    hub.fail("POST", "/commit/", loses_answer=True)
-    with pytest.raises(HTTPError):
-        make_index().push_to_hub("me/catalogue")
-    address = make_index().push_to_hub("me/catalogue")
-    assert COMMIT.search(address)[1] == hub.commit("me/catalogue")  # pyright: ignore
-    assert len(hub.repositories["me/catalogue"].commits) == 2  # the Hub's own, and one
-    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    assert len(hub.asked("PUT", "^/objects/")) - uploads == ("upload" in name)
 
 
 def test_an_index_that_cannot_be_saved_makes_no_repository(hub: HubServer) -> None:
@@ -468,8 +378,9 @@ def test_a_checkpoint_is_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServ
     assert not same_weights(load(), model)
 
 
-@pytest.mark.parametrize("name", HEAD_FILES)
-@pytest.mark.parametrize("fault", [{"status": 503}, {"loses_answer": True}])
+@pytest.mark.parametrize(
+    ("name", "fault"), [(HEAD_FILES[0], {"status": 503}), (HEAD_FILES[1], {"loses_answer": True})]
+)
 def test_a_model_is_not_loaded_without_the_draft_head_that_failed(
     name: str, fault: dict[str, Any], hub: HubServer, waits: list[float]
 ) -> None:
@@ -481,15 +392,6 @@ def test_a_model_is_not_loaded_without_the_draft_head_that_failed(
     hub.recover()
     assert same_weights(load(), model)
     assert same_weights(load(local_files_only=True), model)
-
-
-def test_weights_that_do_not_arrive_are_an_error(hub: HubServer, waits: list[float], tmp_path: Path) -> None:
-    make_model().push_to_hub("me/recommender")
-    oid = hub.repositories["me/recommender"].commits[hub.commit("me/recommender")].files["model.safetensors"].oid
-    hub.fail("GET", f"^/objects/{oid}", after=1000, times=99)
-    with pytest.raises((OSError, HTTPError)):
-        load()
-    assert not [name for name in cached(tmp_path / "home") if name.endswith((".incomplete", "model.safetensors"))]
 
 
 def test_a_model_without_a_draft_head_needs_no_hub_once_it_is_cached(hub: HubServer, waits: list[float]) -> None:
@@ -537,27 +439,12 @@ def write_users(path: Path) -> Path:
     return path
 
 
-def test_recommend_loads_model_and_catalogue_by_name(hub: HubServer, tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    make_model(with_head=False).push_to_hub("me/recommender", private=True)
-    make_index().push_to_hub("me/catalogue", private=True)
-    users = write_users(tmp_path / "users.jsonl")
-    for output, options in (("a", {"constraint_index": "me/catalogue"}), ("b", {})):
-        if not options:
-            make_model(with_head=False, catalogue=".").push_to_hub("me/recommender")
-            make_index().push_to_hub("me/recommender")
-        path = tmp_path / f"{output}.parquet"
-        hf_gr.recommend("me/recommender", users, path, history="seen", top_k=2, num_beams=2, **options)
-        rows = pq.read_table(path).to_pylist()
-        assert [len(row["items"]) for row in rows] == [2, 2]
-        assert {item for row in rows for item in row["items"]} <= {*ITEMS}
-
-
 def command(*arguments: Any) -> Any:
     return CliRunner().invoke(cli.build_app(), [*map(str, arguments)])
 
 
 def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
     make_index().save_pretrained(tmp_path / "catalogue")
     pushed = command("index", "push", tmp_path / "catalogue", "me/catalogue", "--private", "--revision", "next")
     assert pushed.exit_code == 0, pushed.output
@@ -568,40 +455,31 @@ def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
     missing = command("index", "show", "me/catalogue")
     assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
-
-
-def test_the_command_recommends_with_what_is_on_the_hub(hub: HubServer, tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    make_model(with_head=False).push_to_hub("me/recommender")
     make_index().push_to_hub("me/catalogue")
-    users, output = write_users(tmp_path / "users.jsonl"), tmp_path / "out.parquet"
+    users, output = tmp_path / "users.jsonl", tmp_path / "out.parquet"
+    users.write_text('{"seen": ["ham"]}\n{"seen": ["jam", "yam"]}\n')
     options = ("--input", users, "--output", output, "--history", "seen", "--top-k", 2, "--num-beams", 2)
     result = command("recommend", "--model", "me/recommender", "--index", "me/catalogue", *options)
     assert result.exit_code == 0, result.output
-    assert len(pq.read_table(output)) == 2
+    assert all(len({*row["items"]} & {*ITEMS}) == 2 for row in pq.read_table(output).to_pylist())
 
 
-@pytest.mark.parametrize("name", UPLOAD_FAULTS)
-def test_a_command_that_fails_to_push_says_so_on_one_line(
-    name: str, hub: HubServer, waits: list[float], tmp_path: Path
-) -> None:
-    make_index().save_pretrained(tmp_path / "catalogue")
-    method, pattern, fault = UPLOAD_FAULTS[name]
-    hub.fail(method, pattern, times=99, **fault)
-    result = command("index", "push", tmp_path / "catalogue", "me/catalogue")
-    assert result.exit_code == 1
-    (said,) = [line for line in result.stderr.splitlines() if line.startswith("hf-gr index push: ")]
-    assert "me/catalogue" in said
-    assert "Traceback" not in result.output
-
-
-def test_a_command_that_fails_to_load_says_so_on_one_line(hub: HubServer, waits: list[float]) -> None:
+def test_a_command_that_the_hub_fails_says_so_on_one_line(hub: HubServer, waits: list[float], tmp_path: Path) -> None:
     make_index().push_to_hub("me/catalogue")
-    hub.fail("GET", "^/objects/", times=99, after=10)
-    result = command("index", "show", "me/catalogue")
-    assert result.exit_code == 1
-    (said,) = [line for line in result.stderr.splitlines() if line.startswith("hf-gr index show: ")]
-    assert "did not arrive" in said
+    other_index().save_pretrained(tmp_path / "catalogue")
+    pushing = ("push", tmp_path / "catalogue", "me/catalogue")
+    for arguments, told, (method, pattern, fault) in (
+        (("show", "me/catalogue"), "did not arrive", ("GET", "^/objects/", {"after": 10})),
+        (pushing, "me/catalogue is as before", UPLOAD_FAULTS["upload cut"]),
+        (pushing, "the Hub did not take me/catalogue", UPLOAD_FAULTS["commit cut"]),
+    ):
+        hub.fail(method, pattern, times=99, **fault)
+        result = command("index", *arguments)
+        hub.recover()
+        assert result.exit_code == 1
+        (said,) = [line for line in result.stderr.splitlines() if line.startswith(f"hf-gr index {arguments[0]}: ")]
+        assert told in said
+        assert "Traceback" not in result.output
 
 
 # A user's own process: what it writes, and what it reveals of the token
@@ -644,44 +522,36 @@ print("done")
 """
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
+@pytest.mark.slow
 def test_nothing_is_written_elsewhere_and_no_token_anywhere(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("home", "tmp", "cwd", "hf", "target")}
     for folder in folders.values():
         folder.mkdir()
-    (tmp_path / "story.py").write_text(STORY)
     with HubServer() as hub:
         eve = hub.add_user("eve")
-        kept = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONPATH")
         done = subprocess.run(
-            [sys.executable, str(tmp_path / "story.py"), str(Path(__file__).parent), str(folders["target"])],
+            [sys.executable, "-c", STORY, str(Path(__file__).parent), str(folders["target"])],
             env={
-                **{name: os.environ[name] for name in kept if name in os.environ},
+                **{name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ},
                 **hub.environment(folders["hf"]),
                 "HOME": str(folders["home"]),
                 "TMPDIR": str(folders["tmp"]),
                 "EVES_TOKEN": eve,
                 "HF_DEBUG": "1",  # the client tells all that it asks
-                "OMP_NUM_THREADS": "1",
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
             cwd=folders["cwd"],
             capture_output=True,
             text=True,
-            timeout=400,
+            check=False,
         )
-        assert (done.returncode, done.stdout.endswith("done\n")) == (0, True), done.stderr[-3000:]
         told = done.stdout + done.stderr
-        assert hub.problems == []
-        everything = [told.encode()]
+        assert (done.returncode, done.stdout.endswith("done\n"), hub.problems) == (0, True, []), told[-3000:]
+        everything = [told.encode(), *(data for repo in hub.repositories for data in hub.files(repo).values())]
         for folder in folders.values():
-            written = snapshot(folder)
-            everything += [data for one in written.items() for data in (one[0].encode(), one[1])]
-            assert (written != {}) == (folder in (folders["hf"], folders["target"])), (folder, [*written])
-        everything += [data for repo in hub.repositories for data in hub.files(repo).values()]
+            paths = [path for path in folder.rglob("*") if path.is_file()]
+            everything += [data for path in paths for data in (str(path).encode(), path.read_bytes())]
+            assert bool(paths) == (folder in (folders["hf"], folders["target"])), paths
         # It is told what was sent, so that a token would have been seen: it is masked there.
         assert re.search(r"curl .*authorization: <TOKEN>", told)
         assert told.count("as expected") == 5

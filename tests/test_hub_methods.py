@@ -1,85 +1,49 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`save_pretrained`, `from_pretrained` and `push_to_hub`: signatures as they were in 55573ba, and their help."""
+"""`save_pretrained`, `from_pretrained` and `push_to_hub` of all classes: the same arguments, each in the help."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import pytest
 
-WHERE = (
-    "revision: 'str | None' = None, token: 'str | bool | None' = None, cache_dir: 'str | Path | None' = None, "
-    "local_files_only: 'bool' = False, subfolder: 'str' = ''"
-)
-SIZE = "max_shard_size: 'int | str' = '5GB'"
-SAVE = "(self, save_directory: 'str | Path'{})"
-LOAD = "(repo_or_dir: 'str | Path', *, {}{})"
-PUSH = (
-    "(self, repo_id: 'str', *, private: 'bool | None' = None, token: 'str | bool | None' = None, "
-    "revision: 'str | None' = None, commit_message: 'str | None' = None, create_pr: 'bool' = False{})"
-)
-HEAD = (SAVE.format(""), LOAD.format(WHERE, ""), PUSH.format(""))
-SIGNATURES = {
-    "catalogue.index.ConstraintIndex": (
-        SAVE.format(""),
-        LOAD.format(WHERE, ", verify: 'bool | None' = None"),
-        PUSH.format(""),
-    ),
-    "torch.draft_head.DraftHead": HEAD,
-    "flax.draft_head.DraftHead": HEAD,
+WHERE = ["revision", "token", "cache_dir", "local_files_only", "subfolder"]
+ARGUMENTS = {
+    "save_pretrained": ["self", "save_directory"],
+    "from_pretrained": ["repo_or_dir", *WHERE],
+    "push_to_hub": ["self", "repo_id", "private", "token", "revision", "commit_message", "create_pr"],
+}
+# By class: what its methods take besides, and what its `from_pretrained` says of files.
+CLASSES: dict[str, tuple[dict[str, str], str]] = {
+    "catalogue.index.ConstraintIndex": ({"from_pretrained": "verify"}, "mapped into memory"),
+    "catalogue.semantic_ids.SemanticIds": ({}, "never unpickled"),
+    "torch.draft_head.DraftHead": ({}, "tensors that do not fit the config"),
+    "flax.draft_head.DraftHead": ({}, "never unpickled"),
     "flax.model.FlaxModel": (
-        SAVE.format(f", *, {SIZE}"),
-        LOAD.format(WHERE, ", dtype: 'Any' = None"),
-        PUSH.format(f", {SIZE}"),
+        {"save_pretrained": "max_shard_size", "from_pretrained": "dtype", "push_to_hub": "max_shard_size"},
+        "what to convert parameters to",
     ),
 }
-METHODS = ("save_pretrained", "from_pretrained", "push_to_hub")
-# What the help of one class says and that of others does not.
-TOLD = {
-    "catalogue.index.ConstraintIndex": ("", "mapped into memory", ""),
-    "torch.draft_head.DraftHead": ("", "tensors that do not fit the config", ""),
-    "flax.draft_head.DraftHead": ("", "never unpickled", ""),
-    "flax.model.FlaxModel": ("max_shard_size: of a file", "dtype: what to convert parameters to", "max_shard_size"),
-}
 
 
-def class_of(name: str) -> Any:
-    if name.startswith("flax"):
-        pytest.importorskip("jax")
-        pytest.importorskip("flax")
+@pytest.mark.parametrize("name", CLASSES)
+def test_methods_take_and_explain_the_same_arguments(name: str) -> None:
     module, _, class_name = name.rpartition(".")
-    return getattr(import_module(f"hf_gr.{module}"), class_name)
-
-
-def methods_of(name: str) -> list[Callable[..., Any]]:
-    return [getattr(class_of(name), method) for method in METHODS]
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures_are_what_they_were(name: str) -> None:
-    for method, signature in zip(methods_of(name), SIGNATURES[name], strict=True):
-        assert str(inspect.signature(method)).startswith(f"{signature} -> ")
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_help_tells_every_argument_and_what_is_special(name: str) -> None:
-    for method, told in zip(methods_of(name), TOLD[name], strict=True):
-        text = inspect.getdoc(method) or ""
-        for argument in inspect.signature(method).parameters:
-            assert argument == "self" or f"    {argument}: " in text, (method.__qualname__, argument)
-        assert told in " ".join(text.split()), (method.__qualname__, told)
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_unknown_arguments_are_refused(name: str) -> None:
-    owner, (_, load, push) = class_of(name), methods_of(name)
-    for argument in ("where", "force_download", "repo_id"):
-        with pytest.raises(TypeError, match=argument):
-            load("me/nothing", **{argument: None})
-    for argument in ("upload", "save", "exist_ok"):
-        with pytest.raises(TypeError, match=argument):
-            push(owner.__new__(owner), "me/nothing", **{argument: None})
+    if name.startswith("flax"):
+        pytest.importorskip("flax")
+    owner: Any = getattr(import_module(f"hf_gr.{module}"), class_name)
+    more, said = CLASSES[name]
+    for method, arguments in ARGUMENTS.items():
+        function = getattr(owner, method)
+        parameters = inspect.signature(function).parameters
+        assert [*parameters] == [*arguments, *([more[method]] if method in more else [])]
+        text = inspect.getdoc(function) or ""
+        assert all(argument == "self" or f"    {argument}: " in text for argument in parameters)
+    assert said in " ".join(str(inspect.getdoc(owner.from_pretrained)).split())
+    with pytest.raises(TypeError, match="force_download"):
+        owner.from_pretrained("me/nothing", force_download=True)
+    with pytest.raises(TypeError, match="exist_ok"):
+        owner.__new__(owner).push_to_hub("me/nothing", exist_ok=True)
