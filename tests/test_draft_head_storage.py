@@ -8,7 +8,6 @@ import copy
 import gc
 import json
 import logging
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -27,12 +26,10 @@ import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
 from hf_gr.files import draft_head as head_files
 from hf_gr.files.hub import Source
-from hf_gr.generation.torch import checkpoints
 from hf_gr.generation.torch.heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
 
 JSON_FILE, TENSORS_FILE = head_files.FILES
 LEVELS = [[3, 4], [7, 5, 6], [4, 9]]
-TRANSITIONS = ("rnn", "add", "none")
 
 
 def build(family: str = "qwen3", **kwargs: Any) -> Any:
@@ -90,8 +87,10 @@ def saved(tmp_path: Path) -> Path:
 # A head for a model
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2", "t5", "bart", "opt"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("qwen3", torch.bfloat16), *((name, torch.float32) for name in ("gpt2", "t5", "bart", "opt"))],
+)
 def test_a_head_is_made_for_the_model(family: str, dtype: torch.dtype) -> None:
     model = build(family, dtype=dtype)
     head = add_draft_head(model, LEVELS)
@@ -114,23 +113,19 @@ def test_the_hidden_size_is_what_the_output_embeddings_read() -> None:
     assert add_draft_head(model, LEVELS).config.hidden_size == 16
 
 
-def test_a_head_is_drawn_from_torchs_generator() -> None:
-    states = []
-    for seed in (1, 1, 2):
-        model = build()
-        torch.manual_seed(seed)
-        add_draft_head(model, LEVELS)
-        states.append(model.state_dict())
-    assert same_tensors(states[0], states[1])
-    assert not same_tensors(states[0], states[2])
-
-
-def test_nothing_is_said_about_new_embeddings(caplog: Any, capfd: Any) -> None:
+def test_a_head_is_drawn_from_torchs_generator_and_nothing_is_said(caplog: Any, capfd: Any) -> None:
     logging.getLogger("transformers").addHandler(caplog.handler)
+    states = []
     try:
-        add_draft_head(build("gpt2"), LEVELS)
+        for seed in (1, 1, 2):
+            model = build("gpt2")
+            torch.manual_seed(seed)
+            add_draft_head(model, LEVELS)
+            states.append(model.state_dict())
     finally:
         logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert same_tensors(states[0], states[1])
+    assert not same_tensors(states[0], states[2])
     assert (caplog.records, *capfd.readouterr()) == ([], "", "")
 
 
@@ -168,43 +163,29 @@ def test_ragged_semantic_ids_need_their_end_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "message"),
+    ("levels", "options", "message"),
     [
-        ([], r"codebooks is \[\], expected a ConstraintIndex, SemanticIds, a DraftHead, or the token ids"),
-        ("codes", r"codebooks is 'codes', expected"),
-        (7, r"codebooks is 7, expected"),
-        ([256, 256], r"codebooks has torch.int64 of shape \[\] on level 1, expected a list of token ids"),
-        ([[3], []], r"of shape \[0\] on level 2"),
-        ([[3], [0.5]], r"codebooks has torch.float32 of shape \[1\] on level 2"),
-        ([[3], [[4]]], r"of shape \[1, 1\] on level 2"),
-        ([[3], ["a"]], r"codebooks has no list of token ids on level 2 \(.*\), expected one"),
-        ([[3], [4, 5, 4]], r"codebooks has token 4 twice on level 2, expected distinct ones"),
-        ([[3], [4, -1]], r"codebooks has token -1 on level 2, expected 0 to 63"),
-        ([[3], [64]], r"token 64 on level 2, expected 0 to 63, the model's vocabulary: .*resize_token_embeddings"),
+        ([], {}, r"codebooks is \[\], expected a ConstraintIndex, SemanticIds, a DraftHead, or the token ids"),
+        ("codes", {}, r"codebooks is 'codes', expected"),
+        ([256, 256], {}, r"codebooks has torch.int64 of shape \[\] on level 1, expected a list of token ids"),
+        ([[3], []], {}, r"of shape \[0\] on level 2"),
+        ([[3], [0.5]], {}, r"codebooks has torch.float32 of shape \[1\] on level 2"),
+        ([[3], [[4]]], {}, r"of shape \[1, 1\] on level 2"),
+        ([[3], ["a"]], {}, r"codebooks has no list of token ids on level 2 \(.*\), expected one"),
+        ([[3], [4, 5, 4]], {}, r"codebooks has token 4 twice on level 2, expected distinct ones"),
+        ([[3], [4, -1]], {}, r"codebooks has token -1 on level 2, expected 0 to 63"),
+        ([[3], [64]], {}, r"token 64 on level 2, expected 0 to 63, the model's vocabulary: .*resize_token_embeddings"),
+        (LEVELS, {"placeholder_tokens": ["<a>"]}, "placeholder_tokens=.*expected 3 distinct ones"),
+        (LEVELS[:2], {"placeholder_tokens": ["<a>", "<a>"]}, "placeholder_tokens=.*expected 2 distinct ones"),
+        (LEVELS[:2], {"placeholder_tokens": [1, 2]}, "expected strings such as '<SP_1>'"),
+        (LEVELS, {"transition": "lstm"}, "transition='lstm', expected one of"),
+        (LEVELS, {"use_state": False}, "use_state=False with transition='rnn'"),
     ],
 )
-def test_bad_codebooks_are_clear_errors(levels: Any, message: str) -> None:
+def test_what_is_refused_changes_nothing(levels: Any, options: dict[str, Any], message: str) -> None:
     model, tokenizer = build(), tokenizer_of()
     with pytest.raises(ValueError, match=message):
-        add_draft_head(model, levels, tokenizer=tokenizer)
-    assert not hasattr(model, "draft_head")
-    assert len(tokenizer) == model.get_input_embeddings().weight.shape[0] == 64
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"placeholder_tokens": ["<a>"]}, "placeholder_tokens=.*expected 2 distinct ones"),
-        ({"placeholder_tokens": ["<a>", "<a>"]}, "placeholder_tokens=.*expected 2 distinct ones"),
-        ({"placeholder_tokens": [1, 2]}, "expected strings such as '<SP_1>'"),
-        ({"transition": "lstm"}, "transition='lstm', expected one of"),
-        ({"use_state": False}, "use_state=False with transition='rnn'"),
-    ],
-)
-def test_bad_options_change_nothing(options: dict[str, Any], message: str) -> None:
-    model, tokenizer = build(), tokenizer_of()
-    with pytest.raises(ValueError, match=message):
-        add_draft_head(model, LEVELS[:2], tokenizer=tokenizer, **options)
+        add_draft_head(model, levels, tokenizer=tokenizer, **options)
     assert not hasattr(model, "draft_head")
     assert len(tokenizer) == model.get_input_embeddings().weight.shape[0] == 64
 
@@ -271,29 +252,22 @@ def test_placeholders_that_would_be_codes_are_a_clear_error() -> None:
     assert add_draft_head(model, LEVELS).config.placeholder_token_ids == (64, 65, 66)
 
 
-def test_another_tokenizer_is_a_clear_error() -> None:
-    tokenizer = tokenizer_of()
-    head = add_draft_head(build(), LEVELS, tokenizer=tokenizer)
-    with pytest.raises(
-        ValueError, match=r"tokenizer has no token '<SP_1>', expected .* with id 64: load the tokenizer"
-    ):
-        check_tokenizer(head, tokenizer_of())
-    shifted = tokenizer_of(60)
-    shifted.add_tokens(list(head.config.placeholder_tokens), special_tokens=True)
-    with pytest.raises(
-        ValueError, match=r"token '<SP_1>' with id 60, expected the draft head's placeholder with id 64"
-    ):
-        check_tokenizer(head, shifted)
-
-
 # A head that is there already
 
 
-@pytest.mark.parametrize("transition", TRANSITIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_head_alone_survives_bit_by_bit(transition: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({}, torch.float32),
+        ({"transition": "add"}, torch.float16),
+        ({"transition": "none"}, torch.bfloat16),
+        ({"use_placeholders": False}, torch.float32),
+        ({"use_state": False, "transition": "none"}, torch.float32),
+    ],
+)
+def test_a_head_alone_survives_bit_by_bit(options: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     model = build(dtype=dtype)
-    head = add_draft_head(model, LEVELS, transition=transition)
+    head = add_draft_head(model, LEVELS, **options)
     head.save_pretrained(tmp_path)
     assert sorted(contents(tmp_path)) == ["README.md", TENSORS_FILE, JSON_FILE]
     state = torch.random.get_rng_state()
@@ -312,18 +286,14 @@ def test_a_head_alone_survives_bit_by_bit(transition: Any, dtype: torch.dtype, t
     assert same_tensors(before, model.state_dict())
 
 
-@pytest.mark.parametrize("options", [{"use_placeholders": False}, {"use_state": False, "transition": "none"}])
-def test_ablations_survive(options: dict[str, Any], saved: Path) -> None:
-    model = build()
-    head = add_draft_head(model, LEVELS, **options)
-    head.save_pretrained(saved)
-    assert same_heads(DraftHead.from_pretrained(saved), head)
-
-
 def test_a_head_is_shared_with_its_placeholders_embeddings(saved: Path) -> None:
     head, model, tokenizer = DraftHead.from_pretrained(saved), build(seed=1), tokenizer_of()
     rows = head.placeholder_embeddings
     own = model.get_input_embeddings().weight.clone()
+    with pytest.raises(
+        ValueError, match=r"tokenizer has no token '<SP_1>', expected .* with id 64: load the tokenizer"
+    ):
+        check_tokenizer(head, tokenizer)
     assert add_draft_head(model, head, tokenizer=tokenizer) is head is model.draft_head
     weight = model.get_input_embeddings().weight
     assert torch.equal(weight[64:], rows)
@@ -394,25 +364,22 @@ def test_a_head_of_another_model_is_a_clear_error(saved: Path) -> None:
         add_draft_head(model, head)
     assert not hasattr(model, "draft_head")
     assert len(model.get_input_embeddings().weight) == 64
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"transition": "add"}, {"use_state": False}, {"use_placeholders": False}, {"placeholder_tokens": ["<a>"]}],
-)
-def test_a_head_has_its_own_options(options: dict[str, Any], saved: Path) -> None:
-    with pytest.raises(ValueError, match="codebooks is a DraftHead and .* is given, expected none of them"):
-        add_draft_head(build(), DraftHead.from_pretrained(saved), **options)
+    for options in (
+        {"transition": "add"},
+        {"use_state": False},
+        {"use_placeholders": False},
+        {"placeholder_tokens": ["<a>"]},
+    ):
+        with pytest.raises(ValueError, match="codebooks is a DraftHead and .* is given, expected none of them"):
+            add_draft_head(build(), DraftHead.from_pretrained(saved), **options)
 
 
 # Checkpoints
 
 
 CHECKPOINTS = [
-    ("qwen3", {}, torch.float32),
     ("qwen3", {"tie_word_embeddings": True}, torch.float32),
     ("qwen3", {}, torch.bfloat16),
-    ("gpt2", {}, torch.float32),
     ("t5", {}, torch.float32),
     ("t5", {"tie_word_embeddings": False}, torch.bfloat16),
 ]
@@ -446,42 +413,35 @@ def test_a_checkpoint_survives_bit_by_bit(
     assert same_tensors(plain.state_dict(), own)
 
 
-def test_a_checkpoint_without_a_head_has_none(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_head_has_none_and_one_in_a_subfolder_is_found(tmp_path: Path) -> None:
     model = build()
     model.save_pretrained(tmp_path)
     assert not [path for path in tmp_path.iterdir() if "draft" in path.name]
     assert not hasattr(AutoModelForGenerativeRetrieval.from_pretrained(tmp_path), "draft_head")
     assert load_draft_head(model, Source(tmp_path)) is None
-
-
-def test_a_head_in_a_subfolder_is_found(tmp_path: Path) -> None:
-    model = build()
     add_draft_head(model, LEVELS)
     model.save_pretrained(tmp_path / "inner")
     again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, subfolder="inner")
     assert same_heads(model.draft_head, again.draft_head)
+    model.save_pretrained(tmp_path / "worker", is_main_process=False)
+    assert not (tmp_path / "worker" / TENSORS_FILE).exists()
 
 
 @pytest.mark.parametrize(("gone", "left"), [(JSON_FILE, TENSORS_FILE), (TENSORS_FILE, JSON_FILE)])
-def test_one_file_of_two_is_a_clear_error(gone: str, left: str, tmp_path: Path) -> None:
-    model = build()
-    add_draft_head(model, LEVELS)
-    model.save_pretrained(tmp_path)
-    (tmp_path / gone).unlink()
+def test_one_file_of_two_is_a_clear_error(gone: str, left: str, saved: Path) -> None:
+    (saved / gone).unlink()
+    build().save_pretrained(saved)
     with pytest.raises(ValueError, match=f"has {left} and no {gone}, expected both or neither: .*or delete {left}"):
-        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
+        AutoModelForGenerativeRetrieval.from_pretrained(saved)
     with pytest.raises(ValueError, match=f"has no {gone}, expected both .* download the draft head or save it again"):
-        DraftHead.from_pretrained(tmp_path)
+        DraftHead.from_pretrained(saved)
 
 
-def test_a_head_in_the_folder_of_a_model_that_lacks_its_rows_is_added(saved: Path) -> None:
+def test_a_head_in_the_folder_of_another_model_is_added_if_it_fits(saved: Path) -> None:
     build(seed=1).save_pretrained(saved)
     model = AutoModelForGenerativeRetrieval.from_pretrained(saved)
     assert same_heads(model.draft_head, DraftHead.from_pretrained(saved))
     assert len(model.get_input_embeddings().weight) == 67
-
-
-def test_another_models_head_in_the_folder_is_a_clear_error(saved: Path) -> None:
     build(config={"hidden_size": 16}).save_pretrained(saved)
     with pytest.raises(ValueError, match="has hidden_size=32, expected the model's, 16"):
         AutoModelForGenerativeRetrieval.from_pretrained(saved)
@@ -564,27 +524,6 @@ def test_the_tensors_have_documented_names(saved: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("interrupted_before", [TENSORS_FILE, JSON_FILE])
-def test_an_interrupted_save_leaves_the_old_head_or_the_new_one(
-    interrupted_before: str, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = DraftHead.from_pretrained(saved)
-    model = build(seed=1)
-    new = add_draft_head(model, LEVELS[:2])
-    replace = Path.replace
-
-    def fail(self: Path, target: Path) -> Path:
-        if self.name == interrupted_before:
-            raise KeyboardInterrupt
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(KeyboardInterrupt):
-        new.save_pretrained(saved)
-    assert same_heads(DraftHead.from_pretrained(saved), old if interrupted_before == TENSORS_FILE else new)
-    assert sorted(contents(saved)) == ["README.md", TENSORS_FILE, JSON_FILE]
-
-
 def test_a_loaded_head_does_not_depend_on_its_file(saved: Path) -> None:
     head = DraftHead.from_pretrained(saved)
     before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
@@ -594,36 +533,26 @@ def test_a_loaded_head_does_not_depend_on_its_file(saved: Path) -> None:
     assert same_tensors(before, head.state_dict())
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX")
-def test_files_have_the_usual_modes(saved: Path) -> None:
-    (saved / "other").touch()
-    assert len({path.stat().st_mode for path in saved.iterdir()}) == 1
-
-
-def test_a_card_that_is_there_is_kept(saved: Path) -> None:
-    (saved / "README.md").write_text("mine", encoding="utf-8")
-    model = build()
-    add_draft_head(model, LEVELS).save_pretrained(saved)
-    assert (saved / "README.md").read_text(encoding="utf-8") == "mine"
-
-
-def test_a_file_in_the_folders_place_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    model = build()
-    with pytest.raises(ValueError, match="save_directory='.*file' is a file, expected a folder: name another one"):
-        add_draft_head(model, LEVELS).save_pretrained(tmp_path / "file")
-
-
-def test_what_cannot_be_written_is_an_os_error(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_the_folder_as_it_was(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise safetensors.SafetensorError("No space left on device")
 
+    (saved / "README.md").write_text("mine", encoding="utf-8")
     before = contents(saved)
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
-    model = build()
-    with pytest.raises(OSError, match="draft_head.safetensors cannot be written: No space left"):
-        add_draft_head(model, LEVELS).save_pretrained(saved)
+    model = build(seed=1)
+    head = add_draft_head(model, LEVELS)
+    with pytest.raises(
+        ValueError, match="save_directory='.*README.md' is a file, expected a folder: name another one"
+    ):
+        head.save_pretrained(saved / "README.md")
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", full)
+        with pytest.raises(OSError, match="draft_head.safetensors cannot be written: No space left"):
+            head.save_pretrained(saved)
     assert contents(saved) == before
+    head.save_pretrained(saved)
+    after = contents(saved)
+    assert {name for name in after if after[name] != before[name]} == {TENSORS_FILE, JSON_FILE}  # the card is kept
 
 
 def cut(size: int) -> Any:
@@ -642,14 +571,14 @@ def described_as(text: str) -> Any:
 
 NO_JSON = "draft_head_config.json is no description of a draft head: download it or save"
 DAMAGES: list[tuple[Any, str]] = [
-    *[(cut(size), r"is cut short \(.*\); hf_gr never unpickles") for size in (0, 4, 8, 200, -1)],
+    *[(cut(size), r"is cut short \(.*\); hf_gr never unpickles") for size in (0, 4, 200, -1)],
     (lambda folder: torch.save({"a": torch.zeros(1)}, folder / TENSORS_FILE), "hf_gr never unpickles"),
     (
         lambda folder: safetensors.torch.save_file({"a": torch.zeros(1)}, folder / TENSORS_FILE),
         "holds no draft head, expected what save_pretrained writes",
     ),
     (flip, "draft_head.safetensors was altered after it was saved"),
-    *[(described_as(text), NO_JSON) for text in ("", "{", "[]", "7", "{}", '{"hidden_size": 32}', "[" * 100_000)],
+    *[(described_as(text), NO_JSON) for text in ("", "{", "[]", '{"hidden_size": 32}', "[" * 100_000)],
     (
         lambda folder: described_as((folder / JSON_FILE).read_text().replace("64", "63"))(folder),
         "draft_head_config.json was altered after it was saved, expected its own digest",
@@ -800,28 +729,5 @@ def test_save_pretrained_that_pushes_uploads_the_head_also_the_second_time(hub: 
         model.save_pretrained(tmp_path / "model", push_to_hub=True, repo_id="me/model")
         assert same_heads(AutoModelForGenerativeRetrieval.from_pretrained("me/model").draft_head, model.draft_head)
         assert hub.files("me/model")["README.md"].count(b"- draft-head") == 1
-
-
-def test_a_model_without_a_head_is_pushed_as_ever(hub: HubServer) -> None:
-    build().push_to_hub("me/model")
-    assert not [name for name in hub.files("me/model") if "draft" in name]
-    assert b"draft" not in hub.files("me/model")["README.md"]
-
-
-def test_save_pretrained_writes_the_head(tmp_path: Path) -> None:
-    model = build()
-    add_draft_head(model, LEVELS)
-    model.save_pretrained(tmp_path / "main")
-    assert same_heads(DraftHead.from_pretrained(tmp_path / "main"), model.draft_head)
-    model.save_pretrained(tmp_path / "worker", is_main_process=False)
-    assert not (tmp_path / "worker" / TENSORS_FILE).exists()
-
-
-def test_a_card_is_tagged_once(tmp_path: Path) -> None:
-    model = build()
-    add_draft_head(model, LEVELS)
-    (tmp_path / "README.md").write_text("# No front matter\n", encoding="utf-8")
-    for _ in range(2):
-        left = checkpoints.prepare_upload(model, tmp_path, "me/model", {TENSORS_FILE: 1.0, "config.json": 2.0})
-        assert left == {"config.json": 2.0}
-        assert (tmp_path / "README.md").read_text(encoding="utf-8").count("- draft-head") == 1
+    build().push_to_hub("me/bare")
+    assert not [name for name, data in hub.files("me/bare").items() if "draft" in name or b"draft-head" in data]
