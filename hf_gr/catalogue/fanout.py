@@ -3,7 +3,7 @@
 """Which children belong to which parent, where both are numbered in one order. Knows no tokens.
 
 Deep in a catalogue nearly every node has one child: the first child of node `v` is then `v` plus a shift that changes
-at few parents, and only those are stored (some 40 kB instead of 80 MB for a level of 20 million nodes).
+at few parents, and only those are stored.
 
 Axes: P parents, C children, E exceptions: the parents with no child or several.
 """
@@ -41,12 +41,9 @@ class Fanout:
 
     @classmethod
     def from_starts(cls, parents: Bools, children: Bools) -> Fanout:
-        """Derive from sorted rows.
+        """Derive from sorted rows: `[rows]`, whether a parent's, and a child's, rows start here.
 
-        Args:
-            parents: `[rows]`, whether a parent's rows start here.
-            children: `[rows]`, whether a child's rows start here; a parent's children start between its own start and
-                the next parent's, and its first child starts where the parent does.
+        A parent's first child starts where it does, the others before the next parent.
         """
         num_parents, num_children = int(np.count_nonzero(parents)), int(np.count_nonzero(children))
         is_event = parents != children  # a further child, or a parent without one
@@ -147,11 +144,6 @@ class Fanout:
         runs = np.diff(exceptions, prepend=piece.start - 1, append=piece.stop)  # after one exception, up to the next
         shifts = self.offsets[start : stop + 1].astype(np.int64)
         return np.arange(piece.start, piece.stop + 1, dtype=np.int64) + np.repeat(shifts, runs)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return self.offsets.nbytes + (0 if self.exceptions is None else self.exceptions.nbytes)
 
     def counts(self) -> Longs:
         """`[P]` numbers of children."""

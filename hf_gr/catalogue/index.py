@@ -66,11 +66,10 @@ class ConstraintIndex(
 ):
     """The set of token sequences that may be generated, and the items that they stand for.
 
-    Build one with `from_sequences`, load one with `from_pretrained`, and pass it to
-    `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may change
-    while it serves: the next call sees `add` and `remove`, `where` gives a filtered view. A call sees the catalogue as
-    it is when the call begins; `copy.copy(index)` keeps the catalogue of this moment and shares the arrays. What is
-    saved is what is served: an index that was updated or filtered is compacted on the way, itself unchanged.
+    Pass it to `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may
+    change meanwhile: a call sees the catalogue as it is when the call begins. `copy.copy(index)` keeps that of this
+    moment and shares the arrays. What is saved is what is served: an index that was updated or filtered is compacted
+    on the way, itself unchanged.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -84,8 +83,7 @@ class ConstraintIndex(
         >>> index.allowed_next_tokens([5])
         [7]
 
-    Source: STATIC, section 4 (the trie in compressed sparse rows); see `hf_gr.catalogue.trie` for the differences, and
-    `hf_gr.catalogue.snapshot` for how it changes.
+    Source: STATIC, section 4 (the trie in compressed sparse rows).
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -127,10 +125,9 @@ class ConstraintIndex(
     def from_labels(cls, labels: Iterable[str], tokenizer: Any, *, prefix: str = " ") -> ConstraintIndex:
         """Compile a set of labels: a taxonomy, for a language model that classifies.
 
-        A label is tokenized as the text `prefix + label` after another text, without special tokens, and ends with
-        the tokenizer's end token. (SentencePiece puts a space before every text; here the prefix alone decides whether
-        there is one.) Labels that tokenize alike are one sequence with several items; one label may be the beginning
-        of another.
+        A label is tokenized as the text `prefix + label` after another text, without special tokens or a space of the
+        tokenizer's own, and ends with its end token. Labels that tokenize alike are one sequence with several items;
+        one label may be the beginning of another.
 
         Args:
             labels: distinct strings, in any order; they are the item ids, so `items` gives them back.
@@ -288,8 +285,7 @@ class ConstraintIndex(
         Raises:
             ValueError: tokens that are not integers, or more than two axes; a row that goes on after its item with
                 anything but padding, as with the prompt left on; rows that all begin with a start token; or
-                `exclude_items` that are not lists of ids of the
-                catalogue's type.
+                `exclude_items` that are not lists of ids of the catalogue's type.
 
         Example:
             >>> ConstraintIndex.from_sequences([[5, 7], [5, 7]]).items([[5, 7, 0], [0, 0, 0]])
@@ -364,10 +360,10 @@ class ConstraintIndex(
     def where(self, mask_or_item_ids: npt.ArrayLike | Iterable[ItemId]) -> ConstraintIndex:
         """A view of some items: a region, what is in stock, what is new. It shares the arrays.
 
-        Results equal those of an index built from these items alone; no beam is spent on a prefix without any. Views
-        of one index may be mixed in a batch: `generate(constraint_index=[view, other, index])`. Later updates of the
-        index do not reach its views: take them again. Where another thread updates the index, take a mask, and the
-        views of one batch, from one `copy.copy(index)`, which keeps the catalogue of this moment.
+        Results equal those of an index built from these items alone. Views of one index may be mixed in a batch:
+        `generate(constraint_index=[view, other, index])`. Later updates of the index do not reach its views: take them
+        again. Where another thread updates the index, take a mask, and the views of one batch, from one
+        `copy.copy(index)`.
 
         Args:
             mask_or_item_ids: `[I]` truth values, one for each of `item_ids`, in that order; or the ids of items. A
@@ -384,8 +380,6 @@ class ConstraintIndex(
             >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
             >>> list(index.where(["ham", "yam"])), list(index.where([False, True, False]))
             ([[5, 7], [6, 7]], [[5, 8]])
-
-        Source: none of the papers has it; STATIC, section 7, names updates as future work.
         """
         return type(self)(self._snapshot.where(mask_or_item_ids))
 
@@ -451,15 +445,12 @@ class ConstraintIndex(
             cache_dir: where downloads are kept; the Hub's own cache by default.
             local_files_only: use only what is cached.
             subfolder: folder inside `repo_or_dir`.
-            verify: by default every byte is compared with its checksum, at the speed of memory: 0.15 s for 20 million
-                items, so that damage on a disk or on the way is refused. True compares it with SHA-256, too, which
-                takes longer. False reads nothing before it is used; what is damaged is then saved as it is.
+            verify: by default every byte is compared with its checksum, in 0.15 s for 20 million items. True compares
+                it with SHA-256, too, which takes longer. False reads nothing before it is used.
 
         The arrays' file holds a copy of the description, and alone decides: a description of another save is ignored
-        (`hf-gr index check` refuses it), so that no kill between the two files makes an index unreadable.
-
-        A checksum is no signature: who alters a file can renew it. Load indexes of people whom you trust to choose
-        the catalogue; nothing in a file can run code.
+        (`hf-gr index check` refuses it). A checksum is no signature: load indexes of people whom you trust to choose
+        the catalogue. Nothing in a file can run code.
 
         Raises:
             ValueError: a file that is missing, cut short, altered, of a newer format, or not a safetensors file (never

@@ -52,13 +52,9 @@ class ItemIds:
         """Whether the ids are strings."""
         return self.bounds is not None
 
-    def take(self, items: Array) -> list[ItemId]:
-        """The ids of these items, as Python's integers or strings."""
-        return self.values[items].tolist() if self.bounds is None else [self._text(int(item)) for item in items]
-
-    def select(self, items: Array) -> Array | list[str]:
+    def take(self, items: Array) -> Array | list[str]:
         """The ids of these items, as `pack` takes them."""
-        return self.values[items] if self.bounds is None else cast("list[str]", self.take(items))
+        return self.values[items] if self.bounds is None else [self._text(int(item)) for item in items]
 
     def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
         """The items that have these ids, id by id: of each the number of its id among the Q, and the item."""

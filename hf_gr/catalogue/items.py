@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The items at the leaves of a trie, which never change; and which of them are alive.
 
-A rule, a removal and an exclusion all say which items are alive; a node is alive while an item below it is. `Liveness`
-holds one bit for each node: a step reads the bits of the children that it scores, and nothing else.
+A rule, a removal and an exclusion all say which items are alive; a node is alive while an item below it is.
 
 Axes: I items, by position (in the order of their leaves) or by number (in the order in which they were given); N nodes
     of a level; Q things asked for.
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from .bits import BITS_SET, Bits, clear, count, ones, pack, test, unpack
 from .fanout import Array, Bools, Fanout, Longs, smallest_dtype
-from .item_ids import ItemId, ItemIds, drop_repeated
+from .item_ids import ItemIds, drop_repeated
 from .pieces import take
 from .trie import Trie, build_trie, take_rows
 
@@ -67,13 +66,9 @@ class Items:
             arrays |= {f"item_ids.{name}": array for name, array in ids.items() if array is not None}
         return arrays
 
-    def ids_of(self, numbers: Array) -> list[ItemId]:
-        """The ids of items."""
-        return numbers.tolist() if self.ids is None else self.ids.take(numbers)
-
-    def select_ids(self, numbers: Array) -> Array | list[str]:
+    def ids_of(self, numbers: Array) -> Array | list[str]:
         """The ids of items, as `build_items` takes them."""
-        return numbers if self.ids is None else self.ids.select(numbers)
+        return numbers if self.ids is None else self.ids.take(numbers)
 
     def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
         """The items that have these ids, id by id: of each the number of its id among the Q, and its position."""
@@ -174,10 +169,8 @@ class Liveness:
 def dead_nodes(of: Items, alive: Liveness | None, rows: Longs, positions: Longs) -> tuple[tuple[Longs, Longs], ...]:
     """The nodes left without a living item when some items, by position, are dead for some rows of a batch.
 
-    Pairs of a row and a position are distinct, and the items alive otherwise.
-
-    Returns:
-        By level from 1: rows and nodes, numbered within the level, that are otherwise alive.
+    Pairs of a row and a position are distinct, and the items alive otherwise. By level from 1: rows, and nodes within
+    the level.
     """
     trie, at_leaf = of.trie, of.at_leaf
     leaf_rows, leaves = _without_living_children(rows, at_leaf.parents(positions), at_leaf, alive and alive.items)

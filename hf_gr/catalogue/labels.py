@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -36,9 +37,7 @@ def read_labels(labels: Any) -> list[str]:
         found.append(str(label))
     if not found:
         raise ValueError("labels is empty, expected at least one label")
-    seen: set[str] = set()
-    twice = list(dict.fromkeys(label for label in found if label in seen or seen.add(label)))
-    if twice:
+    if twice := [label for label, number in Counter(found).items() if number > 1]:
         raise ValueError(f"labels has {shown(twice)} more than once, expected distinct labels: omit the copies")
     return found
 
@@ -79,11 +78,7 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def encode_continuations(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of texts that directly follow another text.
-
-    A tokenizer may put a space before every text, as SentencePiece does: a text that begins with a space would get a
-    second one, and a text that does not would get an unwanted one.
-    """
+    """The tokens of texts that directly follow another text, without the space that SentencePiece puts before each."""
     if not _writes_its_own_space(tokenizer):
         return encode(tokenizer, texts)
     rows = encode(tokenizer, [text.removeprefix(" ") for text in texts])

@@ -56,10 +56,9 @@ class BatchRules:
 def combine_rules(
     snapshots: Sequence[Snapshot], exclude_items: Any = None, *, num_prompts: int | None = None, one_each: bool = False
 ) -> BatchRules:
-    """Rules of a batch, from one snapshot for all requests or one for each, and what each must not be answered with.
+    """Rules of a batch, from one snapshot for all requests (unless `one_each`) or one for each, and exclusions.
 
-    Unknown ids are fine: a user's history may be older than the catalogue. A single snapshot is for all requests
-    unless `one_each`.
+    Unknown ids are fine: a user's history may be older than the catalogue.
     """
     counts = {"constraint_index": len(snapshots)} if one_each or len(snapshots) != 1 else {}
     ids = None

@@ -394,7 +394,7 @@ class SemanticIds(
             description, arrays = storage.load(folder, files=FILES, newest=FORMAT_VERSION, fix=fix)
             packed = ItemIds(arrays["item_ids.values"], arrays.get("item_ids.bounds"))
             sizes = cast("list[int]", description["level_sizes"])
-            ids = cls(arrays["codes"], item_ids=packed.select(np.arange(len(packed))), level_sizes=sizes)
+            ids = cls(arrays["codes"], item_ids=packed.take(np.arange(len(packed))), level_sizes=sizes)
             ends = np.cumsum(sizes)[:-1]
             ids._tokens = [np.append(part, PADDING).astype(np.int64) for part in np.split(arrays["tokens"], ends)]
         except (KeyError, IndexError, TypeError) as error:

@@ -113,7 +113,8 @@ def read_catalogue(sequences: Any, eos_token_id: int | None) -> Array:
         raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
     least, largest = (int(rows.min()), int(rows.max())) if rows.shape[1] else (0, 0)
     if lengths is None and least == PADDING:
-        found = _count_tokens(rows)  # right if all padding is after the end, which is checked below
+        found = np.zeros(len(rows), dtype=np.int64)  # right if all padding is after the end, which is checked below
+        in_pieces(lambda piece: np.sum(rows[piece] != PADDING, axis=1, out=found[piece]), len(rows))
         # Without an end token, a column of -1 is a mistake.
         lengths = None if eos_token_id is None and found.min() == found.max() else found
     if not rows.shape[1] or (lengths is not None and not lengths.all()):
@@ -210,10 +211,3 @@ def _end_rows(rows: Array, lengths: Rows | None, eos_token_id: int) -> Array:
 
     in_pieces(fill, len(rows))
     return ended
-
-
-def _count_tokens(rows: Array) -> Rows:
-    """`[N]` tokens that are no padding."""
-    counts = np.zeros(len(rows), dtype=np.int64)
-    in_pieces(lambda piece: np.sum(rows[piece] != PADDING, axis=1, out=counts[piece]), len(rows))
-    return counts

@@ -91,7 +91,8 @@ class Snapshot:
         of = np.repeat(np.arange(len(rows)), last - first)[alive]
         found: list[list[ItemId]] = [[] for _ in rows]
         ids = self.items.ids_of(self.items.numbers[positions[alive]])
-        for row, item in zip(cast("list[int]", of.tolist()), ids, strict=True):
+        named = ids if isinstance(ids, list) else cast("list[int]", ids.tolist())
+        for row, item in zip(cast("list[int]", of.tolist()), named, strict=True):
             found[row].append(item)
         return found
 
@@ -112,7 +113,7 @@ class Snapshot:
 
     def item_ids(self) -> Array | list[str]:
         """The ids of living items, in the order in which they were given; integers have 64 bits, however stored."""
-        ids = self.items.select_ids(np.flatnonzero(self._flags_by_number()))
+        ids = self.items.ids_of(np.flatnonzero(self._flags_by_number()))
         return ids.astype(np.int64) if isinstance(ids, np.ndarray) else ids
 
     def has_items(self, item_ids: Any) -> Bools:
@@ -187,7 +188,7 @@ class Snapshot:
         kept[at[~alive]] = False  # what an id had before it was removed is forgotten: histories name the new sequence
         old_rows, numbers = self.items.rows(kept)
         new_ids = ids[is_new] if isinstance(ids, np.ndarray) else [ids[int(row)] for row in np.flatnonzero(is_new)]
-        items = build_items(_stack(old_rows, rows[is_new]), _join(self.items.select_ids(numbers), new_ids))
+        items = build_items(_stack(old_rows, rows[is_new]), _join(self.items.ids_of(numbers), new_ids))
         flags = np.ones(len(items), dtype=bool)
         flags[: len(numbers)] = self._flags_by_number()[numbers]
         return replace(
@@ -201,7 +202,7 @@ class Snapshot:
         if not self.num_items:
             raise ValueError("no item is alive, expected one or more: an index that is saved or compacted has an item")
         rows, numbers = self.items.rows(self.alive.item_flags())
-        return replace(self, items=build_items(rows, self.items.select_ids(numbers)), alive=None)
+        return replace(self, items=build_items(rows, self.items.ids_of(numbers)), alive=None)
 
     def check_ids(self, item_ids: Any, argument: str) -> Array | list[str]:
         """Check that ids are of the catalogue's type."""

@@ -34,7 +34,6 @@ def summarise(snapshot: Snapshot) -> Summary:
     items = compact.items
     num_sequences, num_items = items.trie.num_sequences, len(items)
     num_alone = int(np.count_nonzero(items.at_leaf.counts() == 1))
-    arrays = {name: array.nbytes for name, array in items.arrays().items()}
     return Summary(
         num_sequences=num_sequences,
         num_items=num_items,
@@ -45,8 +44,6 @@ def summarise(snapshot: Snapshot) -> Summary:
         eos_token_id=compact.eos_token_id,
         max_token_id=items.trie.max_token_id,
         item_id_type="row number" if items.ids is None else "string" if items.are_strings else "integer",
-        item_bytes=sum(size for name, size in arrays.items() if name.startswith("items.")),
-        item_id_bytes=sum(size for name, size in arrays.items() if name.startswith("item_ids.")),
         nbytes=items.nbytes,
         bytes_per_item=items.nbytes / num_items,
         levels=_levels(items),
@@ -73,8 +70,6 @@ def _levels(items: Items) -> tuple[LevelSummary, ...]:
                 forced_share=int(np.count_nonzero(only)) / going_on,
                 decided_share=decided / trie.num_sequences,
                 num_ended=trie.leaf_starts[level] - trie.leaf_starts[level - 1],
-                token_bytes=fanout.num_children * trie.tokens.itemsize,
-                offset_bytes=fanout.nbytes,
             )
         )
         one_leaf = fanout.any_child(only & one_leaf)

@@ -94,7 +94,7 @@ class Trie:
 
     def children(self, nodes: Array, level: int) -> tuple[Longs, Longs]:
         """First and one past the last child of every node of a level; equal for what is not a node of this level."""
-        start, end = self._level(level)
+        start, end = self.level_starts[level : level + 2]
         is_here = (nodes >= start) & (nodes < end)
         first, last = self.fanouts[level].ranges(np.where(is_here, nodes - start, 0))
         return first + end, np.where(is_here, last, first) + end
@@ -146,7 +146,7 @@ class Trie:
         for level in range(1, self.max_length + 1):
             if not self.has_leaves[level - 1]:
                 continue
-            start, end = self._level(level)
+            start, end = self.level_starts[level : level + 2]
             here = np.flatnonzero((nodes >= start) & (nodes < end))
             local = nodes.flat[here] - start
             if level < self.max_length:
@@ -176,10 +176,6 @@ class Trie:
             rows[on, level - 1] = self.token(nodes[on] + self.level_starts[level], level)
             nodes[on] = self.fanouts[level - 1].parents(nodes[on])
         return rows
-
-    def _level(self, level: int) -> tuple[int, int]:
-        """First and one past the last node of a level."""
-        return self.level_starts[level], self.level_starts[level + 1]
 
     @cached_property
     def _childless(self) -> tuple[Array, ...]:

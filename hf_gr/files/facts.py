@@ -23,8 +23,6 @@ class LevelSummary:
     forced_share: float  # the share of the inner nodes above that have a single child, so no choice
     decided_share: float  # the share of all sequences that this many tokens tell from all others
     num_ended: int  # sequences that end here
-    token_bytes: int
-    offset_bytes: int
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,6 @@ class Summary:
     eos_token_id: int | None
     max_token_id: int  # a model needs a larger vocabulary
     item_id_type: str  # "string", "integer", or "row number" if no ids were given
-    item_bytes: int  # of the map from sequences to items, and of the items' original order
-    item_id_bytes: int
     nbytes: int  # in total
     bytes_per_item: float
     levels: tuple[LevelSummary, ...]
