@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many nodes drafts of fixed sizes have room for, by the catalogue's nodes per level. Knows no arrays.
+"""Sizes that programs are compiled for, and nodes that drafts of fixed sizes have room for. Knows no arrays.
 
 Axes: K beams, N nodes, L levels.
 """
@@ -10,12 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from hf_gr.catalogue.buckets import bucket
-
 ROOM = 3.0  # for the nodes below some beams, of their number on average: of a captured decode, by level
 HEADROOM = 4  # the same of a whole draft in Flax: beams favour large subtrees
 SMALLEST_DRAFT = 16
 STEPS = 8  # sizes of a draft from the root per doubling: all of it is there, so at most a ninth is padding
+
+
+def bucket(number: int, *, least: int = 1, steps: int = 1) -> int:
+    """The smallest size, from `least` on, that is not below `number`; a doubling has `steps` sizes, a power of two.
+
+    At most one part in `steps + 1` of a size above `steps` is left empty.
+
+    Example:
+        >>> [bucket(number) for number in (0, 1, 3, 5)]
+        [1, 1, 4, 8]
+        >>> [bucket(number, least=16, steps=2) for number in (5, 17, 24, 25, 40)]
+        [16, 24, 24, 32, 48]
+    """
+    number = max(number, least)
+    step = 1 << max((number - 1).bit_length() - steps.bit_length(), 0)
+    return -(-number // step) * step
 
 
 def nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> Iterator[float]:

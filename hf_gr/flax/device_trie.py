@@ -21,11 +21,11 @@ import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Int, Integer
 
-from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Fanout, Longs
 from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.trie import Trie
 from hf_gr.core.plan import static
+from hf_gr.core.widths import bucket
 
 from .arrays import Device, windows
 from .buckets import padded

@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from hf_gr.catalogue.buckets import bucket
+from hf_gr.core.widths import bucket
 
 from .decode import Decoded, decode
 from .noise import Noise

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.rules import BatchRules
+from hf_gr.core.widths import bucket
 
 from .arrays import Device, HostOrDevice, windows
 from .buckets import padded

@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.core.widths import STEPS, plan_first, plan_rest, plan_sizes
+from hf_gr.core.widths import STEPS, bucket, plan_first, plan_rest, plan_sizes
 from hf_gr.flax.assistants import ModelDrafter
 from hf_gr.flax.devices import DATA, replicated, settings_of_ours
 from hf_gr.flax.draft_head import HeadScorer

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.core import Tracer
 
-from hf_gr.catalogue.buckets import bucket
+from hf_gr.core.widths import bucket
 from hf_gr.flax import scorers
 from hf_gr.flax.buckets import padded
 from hf_gr.generation.call import Prompt, read_mask, read_tokens
