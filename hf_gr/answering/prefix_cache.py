@@ -27,7 +27,7 @@ from transformers.cache_utils import DynamicCache
 
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.messages import say_once
-from hf_gr.generation.models import first_of
+from hf_gr.generation.models import first_of, growing_angles
 from hf_gr.generation.torch.caches import cache_of, keeps_all_keys
 from hf_gr.generation.torch.layouts import TREE_FAMILIES
 from hf_gr.generation.torch.models import layer_types
@@ -244,9 +244,7 @@ def _why_not(model: Any) -> str | None:
         return f"has layers of {', '.join(sorted(kinds))}"
     if getattr(config, "use_bidirectional_attention", None):
         return "computes other keys if later tokens are others (use_bidirectional_attention)"
-    ropes = getattr(config, "rope_parameters", None) or {}
-    by_kind = [ropes, *(one for one in ropes.values() if isinstance(one, Mapping))]
-    if any(one.get("rope_type") in ("dynamic", "longrope") for one in by_kind):
+    if growing_angles(config):
         return "turns keys by angles that depend on the length of the prompt (rope_type)"
     return None
 

@@ -31,6 +31,20 @@ def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:
     return getattr(config.get_text_config(decoder=not of_encoder), "max_position_embeddings", None)
 
 
+def growing_angles(text_config: Any) -> dict[str, int]:
+    """Rotary angles that depend on the number of tokens, by kind, and the most tokens for which they do not.
+
+    In longer sequences `"longrope"` turns all tokens by other angles, `"dynamic"` those that are read from then on.
+    """
+    ropes, found = getattr(text_config, "rope_parameters", None) or {}, {}
+    for rope in (ropes, *(one for one in ropes.values() if isinstance(one, Mapping))):
+        if (kind := rope.get("rope_type")) == "longrope":
+            found[kind] = rope["original_max_position_embeddings"]
+        elif kind == "dynamic":
+            found[kind] = text_config.max_position_embeddings
+    return found
+
+
 def end_tokens(config: Any) -> list[int]:
     """The end tokens that a generation config names."""
     eos = config.eos_token_id

@@ -23,6 +23,7 @@ from hf_gr.generation.call import BaseCall
 from hf_gr.generation.checks import check_tokens_of_catalogue, options_of
 from hf_gr.generation.configuration import OF_OUR_LOOP, VERIFICATION
 from hf_gr.generation.messages import say_once
+from hf_gr.generation.models import growing_angles
 from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.transfers import to_device
@@ -32,7 +33,7 @@ from .constraints import SeveralLabels
 from .drafts import KINDS, Prepared, Search
 from .layouts import every_step_may_read, takes_tree
 from .logits_process import read_several
-from .models import output_size_of
+from .models import decoder_config, output_size_of
 from .outputs import output_class
 from .prompts import read_prompt
 
@@ -108,7 +109,12 @@ class Call(BaseCall):
             call._continue_cache(use_cache, checkpoints_activations=checkpoints)
         config.use_cache = use_cache is not False and not checkpoints
         passed_on = passed_on | {"synced_gpus": internals.is_synced(model, passed_on["synced_gpus"])}
-        is_ours = several is None and call._is_ours()
+        angles = call._changing_angles()
+        is_ours = several is None and call._is_ours(angles)
+        if is_ours and angles == "dynamic" and any(draft.scores_ahead for draft in call.drafts.values()):
+            # Nodes read ahead would turn the others by angles of a longer sequence.
+            say_once("rope_type='dynamic', for more tokens than max_position_embeddings: decoding without a draft")
+            call = replace(call, drafts={None: KINDS[None](model, config)})
         given = vars(config) | {"seed": shared["seed"], "generator": generator}
         for name, fix in OF_OUR_LOOP.items():
             if not is_ours and given[name] is not None:
@@ -131,7 +137,16 @@ class Call(BaseCall):
         num_known = prompt.length if mask is None else mask.shape[1]
         self.model_kwargs["past_key_values"] = continued(cache, num_given=prompt.length, num_known=num_known)
 
-    def _is_ours(self) -> bool:
+    def _changing_angles(self) -> str | None:
+        """The kind of rotary angles that change while items are decoded; None if they do not."""
+        for kind, limit in growing_angles(decoder_config(self.model)).items():
+            mask = self.prompt.mask
+            length = self.prompt.length if mask is None else int(mask.sum(-1).max())
+            if limit < length + self.rules.shared.max_length - 1 and (kind == "dynamic" or length <= limit):
+                return kind
+        return None
+
+    def _is_ours(self, angles: str | None) -> bool:
         """Whether our loop decodes the call; else transformers' does, which is logged once."""
         if VERIFICATION[self.config.verification].by_head_alone:
             return True
@@ -139,6 +154,8 @@ class Call(BaseCall):
             why = "no cache (use_cache=False, or gradient checkpointing in training mode)"
         elif not takes_tree(self.model):
             why = f"{type(self.model).__name__} cannot score the nodes of a tree"
+        elif angles == "longrope":  # transformers reads the prompt again
+            why = "rope_type='longrope', and only the prompt is within original_max_position_embeddings"
         elif unknown := every_step_may_read(self.model, self.model_kwargs):
             why = f"{', '.join(unknown)}: not known to matter to the prompt alone"
         else:

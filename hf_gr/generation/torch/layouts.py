@@ -8,6 +8,7 @@ its own plain forward; one that fails decodes in transformers' loop.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
@@ -45,6 +46,8 @@ COMMON_ARGUMENTS = frozenset(
     "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
     "past_key_values position_ids tokenizer use_cache".split()
 )
+# Fields by which attention leaves tokens out, other than `sliding_window`, which our masks know: Doge, ModernBERT, ...
+UNTRIED = re.compile(r"window_(size|len)$|local_attention$|index_(topk|block_size)$")
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
 PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # What a model raises if it cannot take what it is given. Out of memory is another matter: it may pass.
@@ -137,6 +140,8 @@ def _ways(model: Any, config: Any) -> Iterator[How]:
         or not kinds <= {"full_attention", "sliding_attention"}
         # GPT-Neo's local layers count keys, not positions.
         or "local" in (getattr(config, "attention_layers", None) or ())
+        # A trial of a few tokens notices no window of hundreds.
+        or (config.model_type not in TREE_FAMILIES and any(UNTRIED.search(name) for name in vars(config)))
         # BigBird slices a buffer by the tokens of a forward, which may be more than there are positions.
         or config.model_type == "big_bird"
     ):
