@@ -27,6 +27,7 @@ INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences(
     sorted({(*row[: 2 + number % 3].tolist(), EOS) for number, row in enumerate(ROWS)}), eos_token_id=EOS
 )
+VIEWS = [INDEX.where(np.arange(len(INDEX)) % step == 0) for step in (2, 3)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -47,7 +48,7 @@ NEVER_WAITS: dict[str, dict[str, Any]] = {
     "sampled beams": {"num_beams": 8, "do_sample": True, "top_k": 0, "seed": 3},
     "samples": {"do_sample": True, "top_k": 0, "seed": [3, 4], "num_return_sequences": 3},
     "exclusions": {"num_beams": 8, "exclude_items": [[0, 1, 2], [5]]},
-    "rules": {"num_beams": 8, "constraint_index": [INDEX.where(np.arange(len(INDEX)) % step == 0) for step in (2, 3)]},
+    "rules": {"num_beams": 8, "constraint_index": VIEWS},
     "ragged, synced": {"num_beams": 8, "constraint_index": RAGGED, "synced_gpus": True},
 }
 

@@ -65,14 +65,14 @@ def decode_wide(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, **options: A
 
 
 def check_operations(log: Log) -> None:
-    assert log.number("decode") <= MOST_OPERATIONS * LEVELS
+    assert log.operations["decode"] <= MOST_OPERATIONS * LEVELS
     assert not log.waits
 
 
 def check_memory(log: Log) -> None:
     logits = NUM_BEAMS * VOCABULARY
     for made in log.made:
-        number = torch.Size(made.shape).numel()
+        number = made.shape.numel()
         assert number < logits or (made.region, made.dtype) == ("model", torch.bfloat16), made
         assert number < NUM_BEAMS * LENGTH * HEAD_DIM or number == logits or made.shape[-1] == VOCABULARY, made
         # No copy of the prompt's keys, with or without those of the beams.

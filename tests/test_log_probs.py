@@ -147,7 +147,7 @@ def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(monk
         log = cuda.clear()
         found = decode.child_scores(given, legal, beams, make_plan(1, 512))
     assert found.shape == (1, 512, 256)
-    assert log.number() <= 10
+    assert log.operations[None] <= 10
     assert not log.waits
     assert max(made.num_bytes for made in log.made) < given.numel() * 4 // 2  # less than half of them all in fp32
 
