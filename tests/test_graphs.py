@@ -216,6 +216,7 @@ def test_a_capture_that_breaks_off_leaves_the_thread_on_its_stream(fails_to_end:
             raise torch.OutOfMemoryError("out of memory")
         return given * 2
 
+    one = captured_by(graphs.backend_of(CUDA))
     cuda.fails_to_end = fails_to_end
     with pytest.raises((torch.OutOfMemoryError, RuntimeError)):
         captured_by(graphs.backend_of(CUDA), run)
@@ -226,6 +227,7 @@ def test_a_capture_that_breaks_off_leaves_the_thread_on_its_stream(fails_to_end:
     cuda.fails_to_end = False
     assert ask(captured_by(graphs.backend_of(CUDA)), 2.0)[0].tolist() == [4.0] * 4
     assert len(cuda.pools()) == 2  # not the pool that broke
+    assert ask(one, 3.0)[0].tolist() == [6.0] * 4
 
 
 # The rehearsal
