@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpu_graph import CaptureError, CpuGraph
 from families import EOS, PAD, VOCABULARY, build, prompts, shared
 from reference import reference_beam_search
 from transformers import (
@@ -886,41 +885,6 @@ def test_a_checkpoints_old_length_does_not_matter(length: dict[str, int]) -> Non
     model, inputs = enable(build("qwen3")), prompts(1, 30)
     model.generation_config.update(**length)
     assert INDEX.items(model.generate(**inputs, constraint_index=INDEX, num_beams=3)[:, 30:])[0]
-
-
-# Host and device
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [{"num_beams": 8, "num_return_sequences": 8}, {"num_beams": 1}, {"num_beams": 4, "renormalize_logits": True}],
-    ids=str,
-)
-@pytest.mark.parametrize("family", ["qwen3", "t5", "bart"])
-def test_no_host_synchronisation_between_prefill_and_result(
-    family: str, kwargs: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def recorded(scorer: Any, *args: Any) -> Any:
-        prefilled = scorer.begin()
-        scorer.begin = lambda levels=(): prefilled
-        calls.append(graph := CpuGraph())
-        with graph.capture():
-            decoded = decode(scorer, *args)
-        graph.replay()
-        return decoded
-
-    model, inputs = enabled(family), prompts(2, 6, padded=True)
-    expected = model.generate(**inputs, constraint_index=INDEX, **kwargs, **DETAILS)
-    decode = mixin.decode
-    monkeypatch.setattr(mixin, "decode", recorded)
-    out = model.generate(**inputs, constraint_index=INDEX, **kwargs, **DETAILS)
-    assert calls
-    assert out.sequences.tolist() == expected.sequences.tolist()
-    model.generate(**inputs, constraint_index=RAGGED, synced_gpus=True, **kwargs)  # no row leaves early
-    with pytest.raises(CaptureError, match="hf_gr/torch/decode.py.* makes the host wait"):
-        model.generate(**inputs, constraint_index=RAGGED, **kwargs)
 
 
 def test_a_hook_that_asks_transformers_alone_loses_no_beam(monkeypatch: pytest.MonkeyPatch) -> None:

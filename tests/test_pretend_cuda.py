@@ -84,7 +84,7 @@ MODES = {
     "processed": Mode(BEAMS | {"renormalize_logits": True, "repetition_penalty": 1.3}),
     "logits of steps": Mode(BEAMS | {"output_logits": True}),
     "a head alone": Mode(BEAMS | {"drafting": "head"}),
-    **{name: Mode(BEAMS, family=name) for name in ("gpt2", "gemma3_text", "t5")},
+    **{name: Mode(BEAMS, family=name) for name in ("gemma2", "gemma3_text", "bart", "t5")},
     "ragged, greedy": Mode(GREEDY | {"constraint_index": RAGGED}, in_decode=LEAVES_EARLY, after=LENGTH),
     "trie": Mode(
         BEAMS | {"drafting": "trie", "draft_token_budget": 512, "constraint_index": RAGGED},
