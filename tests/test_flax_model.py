@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -30,9 +30,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_gr.flax import layers
+from hf_gr.flax import model as model_module
 from hf_gr.flax.families import to_spec
 from hf_gr.flax.model import FlaxModel, random_arrays
-from hf_gr.flax.scorers import JointScorer, Prompt, Scorer
+from hf_gr.flax.scorers import JointScorer, Prompt
 
 LOGIT_TOL = 1e-4  # the issue's; fp32 with sums in another order, logits up to 10
 SAME_TOL = 2e-5  # the same numbers by another program of XLA
@@ -196,145 +197,72 @@ def test_relative_positions_have_the_buckets_of_transformers(
 
 # Trees of nodes
 
-
-def tree(rows: int, *, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and parents of three levels; every row has a tree of its own."""
-    random = np.random.default_rng(seed)
-    widths = (3, 4, 5)
-    above = (1, *widths)
-    return [
-        (random.integers(3, families.VOCABULARY, (rows, n)), random.integers(0, m, (rows, n)))
-        for n, m in zip(widths, above, strict=False)
-    ]
+PARENTS = [-1, -1, -1, 0, 2, 1, 1, 3, 3, 6, 5, 4]  # by node: three of the first level, four of the second, then five
+CHAINS: list[list[int]] = []  # by node, those from the prompt to it
+for node, parent in enumerate(PARENTS):
+    CHAINS.append([*(CHAINS[parent] if parent >= 0 else []), node])
+TOKENS = np.random.default_rng(0).integers(3, families.VOCABULARY, (3, len(PARENTS)))
+DEPTHS = np.broadcast_to([len(chain) for chain in CHAINS], TOKENS.shape)
+SEES = np.array([[other in chain for other in range(len(PARENTS))] for chain in CHAINS])
 
 
-def paths_of(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """By level, the tokens from the prompt to each node: `[B, N, depth]`."""
-    rows = levels[0][0].shape[0]
-    paths, found = np.zeros((rows, 1, 0), dtype=int), []
-    for tokens, parents in levels:
-        paths = np.concatenate([np.take_along_axis(paths, parents[..., None], 1), tokens[..., None]], axis=-1)
-        found.append(paths)
-    return found
+def prompt_of(name: str) -> Prompt:
+    inputs = {key: jnp.asarray(tensor.numpy()) for key, tensor in batch(name).items()}
+    return Prompt(inputs["input_ids"], inputs["attention_mask"] != 0, inputs.get("decoder_input_ids"))
 
 
-def visible_of(levels: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Who sees which slot, over all nodes: `[B, nodes, nodes]`."""
-    rows, total = len(levels[0][0]), sum(tokens.shape[1] for tokens, _ in levels)
-    visible = np.zeros((rows, total, total), dtype=bool)
-    start, above = 0, None
-    for tokens, parents in levels:
-        for row in range(rows):
-            for node in range(tokens.shape[1]):
-                slot = start + node
-                if above is not None:
-                    visible[row, slot] = visible[row, above + parents[row, node]]
-                visible[row, slot, slot] = True
-        start, above = start + tokens.shape[1], start
-    return visible
-
-
-def prompt_of(name: str, inputs: dict[str, torch.Tensor]) -> Prompt:
-    start = inputs.get("decoder_input_ids")
-    return Prompt(
-        jnp.asarray(inputs["input_ids"].numpy()),
-        jnp.asarray(inputs["attention_mask"].numpy() != 0),
-        None if start is None else jnp.asarray(start.numpy()),
-    )
-
-
-@partial(jax.jit, static_argnums=0)
-def prefill(scorer: Scorer, *arguments: Any) -> Any:
-    return scorer.prefill(*arguments)
-
-
-@partial(jax.jit, static_argnums=0)
-def prefill_with(scorer: JointScorer, params: Any, *arguments: Any) -> Any:
-    hidden, *others = scorer.read_with(params, *arguments)
-    return scorer.logits(params, hidden), *others
-
-
-@jax.jit
-def put(cache: Any, made: Any, depths: Any, start: Any) -> Any:
-    places = jnp.arange(cache.num_slots) - start
-    is_new = jnp.broadcast_to((places >= 0) & (places < depths.shape[1]), (len(depths), cache.num_slots))
-    return cache.keep(made, depths, jnp.broadcast_to(places.clip(0, depths.shape[1] - 1), is_new.shape), is_new)
-
-
-@partial(jax.jit, static_argnums=0)
-def score(scorer: Scorer, *arguments: Any) -> Any:
-    return scorer.score(*arguments)
-
-
-def by_tree(
-    scorer: Any,
-    params: Any,
-    prompt: Prompt,
-    levels: list[tuple[np.ndarray, np.ndarray]],
-    calls: list[list[int]],
-    *,
-    joint: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Logits after the prompt and after all nodes, with the levels of each call scored together.
-
-    Those of the first call are also computed with the prompt if `joint`.
-    """
-    visible, used, behind = visible_of(levels), 0, []
-    num_slots = visible.shape[-1]  # those that no node is in yet are seen by none
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def by_tree(scorer: Any, params: Any, prompt: Prompt, ends: tuple[int, ...], joint: bool) -> Any:
+    """Logits after the prompt and all nodes; some are scored together, up to each end, the first with the prompt."""
+    start, slots, found = 0, np.arange(len(PARENTS)), []
+    cache: Any = None
     if not joint:
-        first, cache = prefill(scorer, params, prompt)
+        first, cache = scorer.prefill(params, prompt)
         assert cache.num_slots == 0
-        cache = cache.with_room(num_slots)
-    for call in calls:
-        tokens = np.concatenate([levels[level][0] for level in call], axis=1)
-        depths = np.concatenate([np.full_like(levels[level][0], level + 1) for level in call], axis=1)
-        end = used + tokens.shape[1]
-        of_slots, own = visible[:, used:end].copy(), visible[:, used:end, used:end]
-        of_slots[..., used:] = False
-        if joint and not used:
-            logits, cache, made = prefill_with(scorer, params, prompt, tokens, depths, own)
-            cache, first, logits = cache.with_room(num_slots), logits[:, 0], logits[:, 1:]
-        else:
-            seen = np.concatenate([of_slots, own], axis=-1)
-            logits, made = score(scorer, params, cache, tokens, depths, seen)
-        cache = put(cache, made, depths, used)
-        assert cache.num_slots == num_slots
-        behind.append(np.asarray(logits))
-        used = end
-    return np.asarray(first), np.concatenate(behind, axis=1)
+        found, cache = [first[:, None]], cache.with_room(len(slots))
+    for end in ends:
+        nodes = slice(start, end)
+        given = TOKENS[:, nodes], DEPTHS[:, nodes]
+        if cache is None:
+            sees = np.broadcast_to(SEES[nodes, nodes], (3, end, end))
+            hidden, cache, made = scorer.read_with(params, prompt, *given, sees)
+            logits, cache = scorer.logits(params, hidden), cache.with_room(len(slots))
+        else:  # slots that no node is in yet are seen by none
+            sees = np.concatenate([SEES[nodes] & (slots < start), SEES[nodes, nodes]], axis=1)
+            logits, made = scorer.score(params, cache, *given, np.broadcast_to(sees, (3, *sees.shape)))
+        found.append(logits)
+        places, is_new = np.clip(slots - start, 0, end - start - 1), (slots >= start) & (slots < end)
+        cache = cache.keep(made, given[1], *(np.broadcast_to(of, (3, len(slots))) for of in (places, is_new)))
+        start = end
+    return jnp.concatenate(found, axis=1)
 
 
-def by_path(name: str, levels: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def by_path(name: str) -> np.ndarray:
     """The same from the plain forward of transformers, path by path."""
     inputs, model = batch(name), built(name)[0]
     field = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
-    first, behind = reference(model, inputs)[:, -1], []
-    for paths in paths_of(levels):
-        count, depth = paths.shape[1:]
-        long = {key: tensor.repeat_interleave(count, 0) for key, tensor in inputs.items()}
-        long[field] = torch.cat([long[field], torch.from_numpy(paths).flatten(0, 1)], dim=1)
-        if field == "input_ids":
-            mask = long["attention_mask"]
-            long["attention_mask"] = torch.cat([mask, mask.new_ones((len(mask), depth))], dim=1)
-        behind.append(reference(model, long)[:, -1].reshape(len(first), count, -1))
-    return first, np.concatenate(behind, axis=1)
+    found = [reference(model, inputs)[:, -1]]
+    for chain in CHAINS:
+        new, mask = torch.from_numpy(TOKENS[:, chain]), inputs["attention_mask"]
+        longer = {field: torch.cat([inputs[field], new], dim=1)}
+        longer |= {"attention_mask": torch.cat([mask, torch.ones_like(new)], dim=1)} if field == "input_ids" else {}
+        found.append(reference(model, inputs | longer)[:, -1])
+    return np.stack(found, axis=1)
 
 
 @pytest.mark.parametrize(
-    ("name", "calls", "joint"),
+    ("name", "ends", "joint"),
     [
-        *(pytest.param(name, [[0], [1, 2]], True, marks=pytest.mark.slow) for name in SLOW_TREES),
-        *((name, [[0], [1, 2]], True) for name in TREE_MODELS),
-        *((name, [[0, 1], [2]], False) for name in ("qwen3", "t5")),
+        *(pytest.param(name, (3, 12), True, marks=pytest.mark.slow) for name in SLOW_TREES),
+        *((name, (3, 12), True) for name in TREE_MODELS),
+        *((name, (7, 12), False) for name in ("qwen3", "t5")),
     ],
 )
-def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str, calls: list[list[int]], joint: bool) -> None:
+def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str, ends: tuple[int, ...], joint: bool) -> None:
     """Of one level or of several, with the prompt or after it."""
-    levels, model = tree(3), loaded(name)
-    expected = by_path(name, levels)
-    found = by_tree(model.scorer, model.params, prompt_of(name, batch(name)), levels, calls, joint=joint)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=LOGIT_TOL)
+    model = loaded(name)
+    found = by_tree(model.scorer, model.params, prompt_of(name), ends, joint)
+    np.testing.assert_allclose(found, by_path(name), atol=LOGIT_TOL)
 
 
 def test_scorers_are_static() -> None:
@@ -349,28 +277,15 @@ def test_scorers_are_static() -> None:
 
 
 def test_deep_models_have_few_arrays_and_compile_once() -> None:
-    model = loaded("llama of many layers")
+    model, forward = loaded("llama of many layers"), model_module._forward
     assert len(jax.tree.leaves(model.params)) == 12  # 9 of the layers, embeddings, last norm, head
     assert model.params is model.params
     model(np.ones((1, 6), dtype=np.int32))
-    compiled = _compilations(lambda: model(np.full((1, 6), 5, dtype=np.int32)))
-    assert compiled == 0
-    assert _compilations(lambda: model(np.full((1, 7), 5, dtype=np.int32))) > 0
-
-
-def _compilations(call: Callable[[], Any]) -> int:
-    counted: list[str] = []
-
-    def count(event: str, duration: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            counted.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
-        call()
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
-    return len(counted)
+    before = forward._cache_size()
+    model(np.full((1, 6), 5, dtype=np.int32))
+    assert forward._cache_size() == before
+    model(np.full((1, 7), 5, dtype=np.int32))
+    assert forward._cache_size() == before + 1
 
 
 # nnx
@@ -770,4 +685,4 @@ def test_t5_in_float16_and_without_a_start_is_refused() -> None:
         FlaxModel.from_pretrained(built("t5")[1], dtype="float16")
     model = loaded("t5")
     with pytest.raises(ValueError, match="decoder_input_ids=None, expected what sequences"):
-        model.scorer.prefill(model.params, replace(prompt_of("t5", batch("t5")), decoder_input_ids=None))
+        model.scorer.prefill(model.params, replace(prompt_of("t5"), decoder_input_ids=None))
