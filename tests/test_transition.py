@@ -16,10 +16,8 @@ from reference import ReferenceTrie
 from table_scorers import CPU, catalogue_of
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch import transition
-from hf_gr.torch.device_trie import DeviceTrie, Level
 
 pytestmark = pytest.mark.shapes
 
@@ -123,30 +121,6 @@ def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary
     below = transition.children(torch.zeros((1, 1), dtype=torch.long), catalogue_of(index), level=0)
     assert index.snapshot.trie.tokens.dtype == np.int16
     assert below.tokens[0, 0].tolist() == index.allowed_next_tokens([])
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.sampled_from([0, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40).filter(any))
-def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> None:
-    dense = Fanout.from_offsets(np.append(0, np.cumsum(counts)))
-    listed = np.flatnonzero(np.array(counts) != 1)
-    shifts = np.append(0, np.cumsum(np.array(counts)[listed] - 1))
-    sparse = replace(dense, offsets=shifts.astype(np.int16), exceptions=listed.astype(np.int16))
-    nodes = torch.arange(-2, 1 + len(counts) + sum(counts) + 3)[None]
-    found = []
-    for fanout in (dense, sparse):
-        levels = tuple(
-            Level.of(*level, 0, CPU) for level in ((Fanout.from_offsets(np.array([0, len(counts)])), 0), (fanout, 1))
-        )
-        starts = (0, 1, 1 + len(counts), 1 + len(counts) + sum(counts))
-        trie = DeviceTrie(torch.zeros(starts[-1], dtype=torch.int16), levels, starts, (0 in counts, True), False)
-        first, after = (side[0, :, 0].tolist() for side in trie.child_bounds(nodes, level=1))
-        found.append((first, np.subtract(after, first).tolist()))
-    start, end = 1 + len(counts), 1 + len(counts) + sum(counts)
-    for first, number in found:
-        assert first[3 : start + 2] == [start + sum(counts[:parent]) for parent in range(len(counts))]
-        assert number == [0, 0, 0, *counts, *[0] * (sum(counts) + 3)]
-        assert all(start <= node <= end for node in first)
 
 
 @settings(max_examples=25, deadline=None)
