@@ -227,54 +227,34 @@ def write_texts(codes: list[int], template: str = "<{}_{}>") -> list[str]:
     return [template.format("abcdefgh"[level], code) for level, code in enumerate(codes)]
 
 
-def test_the_file_of_lc_rec(tmp_path: Path) -> None:
+def test_the_files_of_lc_rec_and_minionerec(tmp_path: Path) -> None:
     path = tmp_path / "Beauty.index.json"
     path.write_text(json.dumps({str(item): write_texts(row) for item, row in enumerate(CODES)}))
     for source in (path, str(path)):
         ids = SemanticIds.from_json(source, level_sizes=[256] * 3, offset=10)
         assert (ids.item_ids, ids.codes.tolist(), ids.encode([1])) == ([0, 1, 2], CODES, [12, 266, 522])
-
-
-def test_the_file_of_minionerec_with_numbered_collisions() -> None:
-    source = {
-        "0": write_texts([1, 2, 1], "<|{}_{}|>"),
-        "1": write_texts([1, 2, 2], "<|{}_{}|>"),
-        "2": ["<|a_3|>", "<|b_1|>"],
-    }
-    ids = SemanticIds.from_json(source, template="<|{level}_{code}|>", offset=0)
+    numbered = {str(item): write_texts(row, "<|{}_{}|>") for item, row in enumerate([[1, 2, 1], [1, 2, 2], [3, 1]])}
+    ids = SemanticIds.from_json(numbered, template="<|{level}_{code}|>", offset=0)
     assert ids.codes.tolist() == [[1, 2, 1], [1, 2, 2], [3, 1, -1]]
     with pytest.raises(ValueError, match=r"item '0' has '<\|a_1\|>' at level 0, .*pass template="):
-        SemanticIds.from_json(source)
-
-
-@pytest.mark.parametrize(
-    "strings",
-    [
-        *([sign.join(codes) for codes in ("02", "23", "10", "231", "232")] for sign in "-_,; |"),
-        ["<a_0><b_2>", "<a_2><b_3>", "<a_1><b_0>", "<a_2><b_3>-1", "<a_2><b_3>-2"],
-        [[0, 2], [2, 3], [1, 0], [2, 3, 1], (2, 3, 2)],
-    ],
-)
-def test_what_the_package_semantic_id_returns(strings: list[Any]) -> None:
-    ids = SemanticIds.from_json(strings, offset=0)
-    assert ids.item_ids == [0, 1, 2, 3, 4]
-    assert ids.codes.tolist() == [[0, 2, -1], [2, 3, -1], [1, 0, -1], [2, 3, 1], [2, 3, 2]]
-    by_item = SemanticIds.from_json(dict(zip("hijkl", strings, strict=True)), offset=0)
-    assert (by_item.item_ids, by_item.codes_of("k")) == ([*"hijkl"], (2, 3, 1))
+        SemanticIds.from_json(numbered)
 
 
 @given(st.lists(st.lists(st.integers(0, 10**6), min_size=1, max_size=5), min_size=1, max_size=10))
 def test_every_way_to_write_codes_is_read_back(codes: list[list[int]]) -> None:
+    """Those of the package semantic-id among them."""
+    texts = [write_texts(row) for row in codes]
     ways: list[list[Any]] = [
         codes,
-        [write_texts(row) for row in codes],
-        ["".join(write_texts(row)) for row in codes],
+        texts,
+        ["".join(row) for row in texts],
         ["".join(write_texts(row[:-1])) + f"-{row[-1]}" if len(row) > 1 else str(row[0]) for row in codes],
-        ["-".join(map(str, row)) for row in codes],
+        *([sign.join(map(str, row)) for row in codes] for sign in "-_,; |"),
     ]
     for way in ways:
         ids = SemanticIds.from_json(json.loads(json.dumps(dict(enumerate(way)))), offset=0)
         assert [list(ids.codes_of(item)) for item in range(len(codes))] == codes
+    assert SemanticIds.from_json([tuple(row) for row in codes]).codes.tolist() == ids.codes.tolist()
 
 
 @pytest.mark.parametrize(
@@ -332,6 +312,8 @@ def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path, content: by
         ("12.5", "item 'jam' has '12.5' at level 0, .* numbers are written as"),
         ("1e5", "item 'jam' has '1e5' at level 0, .* numbers are written as"),
         ("<a_1>.5", "item 'jam' has '.5' at level 1"),
+        ("<a_1><C_2>", "item 'jam' has '<C_2>' at level 1, expected .* such as '<b_0>': levels are named a, b, c"),
+        (["{a1}"], r"item 'jam' has '\{a1\}' at level 0"),
         ([1, -1, 2], "item 'jam' has code -1 at level 1"),
     ],
 )
@@ -340,19 +322,6 @@ def test_semantic_ids_that_cannot_be_read_are_refused_and_add_nothing(value: Any
     with pytest.raises(ValueError, match=message):
         SemanticIds.from_json({"ham": ["<a_1>", "<b_1>", "<c_1>"], "jam": value}, tokenizer=tokenizer, model=model)
     assert len(tokenizer) == num_embeddings(model) == 5
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (["<A_1>", "<C_2>"], "has '<A_1>' at level 0, expected .* such as '<a_0>': levels are named a, b, c"),
-        ("<a_1><C_2>", "has '<C_2>' at level 1, expected .* such as '<b_0>': levels are named a, b, c"),
-        (["{a1}"], r"has '\{a1\}' at level 0, .*: levels are named a, b, c"),
-    ],
-)
-def test_a_template_must_read_the_whole(value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SemanticIds.from_json({"ham": value}, offset=0)
 
 
 @pytest.mark.parametrize("source", [["<a_1>", "<b_2>"], "<a_1><b_2>", "<A_1>-2", ["<a_1>", 2]])
