@@ -1,15 +1,11 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training of draft heads: the loss against a literal twin, who learns and how fast, resuming, several processes."""
+"""Training of draft heads: the loss against a literal twin, who learns and how fast, resuming, adapters."""
 
 from __future__ import annotations
 
 import doctest
-import os
 import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +23,7 @@ from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
 from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset, interactions
 from hf_gr.training import draft_head_trainer as trainer_module
 
-ROOT = Path(__file__).resolve().parents[1]
 LOSS_TOL = 1e-5  # fp32, means of a few dozen terms
-STEP_TOL = 1e-5  # fp32: two processes add up gradients in another order
 CODEBOOKS = [[3, 4, 5, 6], [10, 11, 12], [20, 21, 22, 23, 24]]
 
 
@@ -107,31 +101,33 @@ def test_prompts_are_not_copied() -> None:
     assert len(pickle.dumps(data)) < 100_000  # all prompts are 2 million tokens
 
 
-def test_bad_data_is_named() -> None:
-    items = [[3, 10], [4, 11]]
-    for build, message in [
-        (lambda: InteractionDataset([], []), "prompts is empty"),
-        (lambda: InteractionDataset([[3], []], [[3], [3]]), r"prompts\[1\] is empty"),
-        (lambda: InteractionDataset([[3]], [[3], [4]]), "prompts has 1 entries and labels 2"),
-        (lambda: InteractionDataset([[3], [0.5]], [[3], [4]]), r"prompts\[1\] has shape \[1\] and dtype float64"),
-        (lambda: InteractionDataset([[3], [4, -1]], [[3], [4]]), r"prompts\[1\] has a token below 0"),
-        (lambda: InteractionDataset([[3]], [["a"]]), "labels: .*expected an integer"),
-        (lambda: InteractionDataset([[3], [3]], [[3, 4], [-1, 4]]), r"labels\[1\] is \[-1, 4\]"),
-        (
-            lambda: InteractionDataset.from_histories([[0, 1], [0, 2]], items, max_items=3),
-            r"histories\[1\] has item 2",
-        ),
-        (lambda: InteractionDataset.from_histories([[0], [1]], items, max_items=3), "no history of 2 items or more"),
-        (lambda: InteractionDataset.from_histories([[0, 1]], items, max_items=1, min_items=2), "min_items=2, exp"),
-        (lambda: InteractionDataset.from_histories([[0, 1]], items, max_items=0), "max_items=0, expected 1 or more"),
-        (
-            lambda: InteractionDataset.from_histories([[0, 1]], ConstraintIndex.from_sequences(items), max_items=1),
-            "items is a ConstraintIndex, expected SemanticIds",
-        ),
-        (lambda: InteractionDataset.from_histories([[0, 1]], items, max_items=1, min_items=0), "prefix_tokens"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            build()
+ITEMS = [[3, 10], [4, 11]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompts": [], "labels": []}, "prompts is empty"),
+        ({"prompts": [[3], []], "labels": [[3], [3]]}, r"prompts\[1\] is empty"),
+        ({"prompts": [[3]], "labels": [[3], [4]]}, "prompts has 1 entries and labels 2"),
+        ({"prompts": [[3], [0.5]], "labels": [[3], [4]]}, r"prompts\[1\] has shape \[1\] and dtype float64"),
+        ({"prompts": [[3], [4, -1]], "labels": [[3], [4]]}, r"prompts\[1\] has a token below 0"),
+        ({"prompts": [[3]], "labels": [["a"]]}, "labels: .*expected an integer"),
+        ({"prompts": [[3], [3]], "labels": [[3, 4], [-1, 4]]}, r"labels\[1\] is \[-1, 4\]"),
+        ({"histories": [[0, 1], [0, 2]]}, r"histories\[1\] has item 2"),
+        ({"histories": [[0], [1]]}, "no history of 2 items or more"),
+        ({"max_items": 1, "min_items": 2}, "min_items=2, exp"),
+        ({"max_items": 0}, "max_items=0, expected 1 or more"),
+        ({"min_items": 0}, "prefix_tokens"),
+        ({"items": ConstraintIndex.from_sequences(ITEMS)}, "items is a ConstraintIndex, expected SemanticIds"),
+    ],
+)
+def test_bad_data_is_named(given: dict[str, Any], message: str) -> None:
+    make: Any = InteractionDataset
+    if "prompts" not in given:
+        make, given = make.from_histories, {"histories": [[0, 1]], "items": ITEMS, "max_items": 3} | given
+    with pytest.raises(ValueError, match=message):
+        make(**given)
 
 
 # The loss
@@ -174,26 +170,16 @@ def slow_loss(model: Any, data: InteractionDataset) -> float:
     return float(np.mean(losses))
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bloom", "t5", "bart"])
+@pytest.mark.parametrize(
+    ("family", "ragged"),
+    [("qwen3", False), ("qwen3", True), ("gpt2", True), ("bloom", True), ("t5", True), ("bart", False)],
+)
 def test_the_loss_is_the_twins(family: str, ragged: bool, tmp_path: Path) -> None:
     model, data = model_of(family), make_data(6, ragged=ragged)
     made = trainer(tmp_path, model, data)
     loss = made.compute_loss(model, made.data_collator([data[number] for number in range(6)])).item()
     expected = slow_loss(model, data)
     assert abs(loss - expected) < LOSS_TOL * max(1, expected)
-
-
-def test_a_planted_error_in_the_batch_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interactions, "positions_of", lambda mask: torch.arange(mask.shape[1]).flip(0).expand_as(mask))
-    with pytest.raises(AssertionError):
-        test_the_loss_is_the_twins("qwen3", False, tmp_path)
-
-
-def test_eval_loss_is_the_same_loss(tmp_path: Path) -> None:
-    data = make_data(8)
-    made = trainer(tmp_path, model_of(), data, eval_dataset={"a": data}, per_device_eval_batch_size=4)
-    assert abs(made.evaluate()["eval_a_loss"] - slow_loss(made.model, data)) < 10 * LOSS_TOL
 
 
 # Who learns, and how fast
@@ -232,8 +218,7 @@ def test_an_optimizer_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
     assert len(optimizer.param_groups) == 1
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", ["qwen3", "t5"])
+@pytest.mark.parametrize(("family", "tied"), [("qwen3", False), ("qwen3", True), ("t5", True)])
 def test_a_head_alone_leaves_the_model_as_it_is(family: str, tied: bool, tmp_path: Path) -> None:
     model = model_of(family, config={"tie_word_embeddings": tied})
     model.lm_head.weight.requires_grad_(False)
@@ -257,89 +242,62 @@ def test_a_head_alone_leaves_the_model_as_it_is(family: str, tied: bool, tmp_pat
     assert not embedding._backward_hooks
 
 
-def test_without_the_mask_other_rows_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "_rows_of", lambda gradient, rows: gradient)
-    with pytest.raises(AssertionError):
-        test_a_head_alone_leaves_the_model_as_it_is("qwen3", True, tmp_path)
-
-
-def test_a_head_without_placeholders_trains_alone(tmp_path: Path) -> None:
+def test_a_head_without_placeholders_trains_alone_and_then_the_model_too(tmp_path: Path) -> None:
     model = model_of(use_placeholders=False)
     before = {name: values.clone() for name, values in model.model.state_dict().items()}
-    trainer(tmp_path, model, train_backbone=False, max_steps=2).train()
-    assert all(torch.equal(values, before[name]) for name, values in model.model.state_dict().items())
-
-
-def test_after_the_head_alone_the_model_can_be_trained_too(tmp_path: Path) -> None:
-    model = model_of()
     trainer(tmp_path, model, train_backbone=False, max_steps=1).train()
-    before = model.model.layers[0].mlp.up_proj.weight.clone()
+    assert all(torch.equal(values, before[name]) for name, values in model.model.state_dict().items())
     trainer(tmp_path, model, max_steps=1).train()
-    assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
+    assert not torch.equal(before["layers.0.mlp.up_proj.weight"], model.model.layers[0].mlp.up_proj.weight)
 
 
 # Training
 
 
-OPTIONS = [
-    {},
-    {"transition": "add"},
-    {"use_placeholders": False},
-    {"transition": "none", "use_state": False},
-    {"transition": "none", "use_placeholders": False},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_training_lowers_the_loss(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3", {}),
+        ("qwen3", {"transition": "add"}),
+        ("qwen3", {"transition": "none", "use_state": False}),
+        ("t5", {}),
+    ],
+)
+def test_training_lowers_the_loss(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     made = trainer(
-        tmp_path, model_of(**options), Subset(make_data(), range(20)), eval_dataset=make_data(), max_steps=40,
-        train_sampling_strategy="group_by_length", embedding_lr=10.0, learning_rate=3e-3,
+        tmp_path, model_of(family, **options), Subset(make_data(), range(20)), eval_dataset={"all": make_data()},
+        max_steps=25, train_sampling_strategy="group_by_length", embedding_lr=10.0, learning_rate=5e-3,
     )  # fmt: skip
-    before = made.evaluate()["eval_loss"]
+    before = made.evaluate()["eval_all_loss"]
+    if not options:
+        assert abs(before - slow_loss(made.model, make_data())) < 10 * LOSS_TOL
     made.train()
-    assert made.evaluate()["eval_loss"] < before - 0.5
+    assert made.evaluate()["eval_all_loss"] < before - 0.4
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
-def test_encoder_decoders_train(family: str, tmp_path: Path) -> None:
-    made = trainer(tmp_path, model_of(family), eval_dataset=make_data(), max_steps=40, learning_rate=3e-3)
-    before = made.evaluate()["eval_loss"]
-    made.train()
-    assert made.evaluate()["eval_loss"] < before - 0.5
-
-
-def test_mixed_precision_and_checkpointed_activations_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_mixed_and_half_precision_and_checkpointed_activations_train(train_backbone: bool, tmp_path: Path) -> None:
     names = ("activation_checkpointing", "gradient_checkpointing")  # the second until transformers 5.17 or later
     checkpointing = next(name for name in names if hasattr(TrainingArguments, name))
-    options = {"bf16": True, checkpointing: True, "gradient_accumulation_steps": 2}
-    for train_backbone in (True, False):
-        result = trainer(tmp_path, model_of(), max_steps=2, train_backbone=train_backbone, **options).train()
-        assert np.isfinite(result.training_loss)
-
-
-def test_a_model_in_half_precision_trains(tmp_path: Path) -> None:
-    model = model_of().bfloat16()
-    result = trainer(tmp_path, model, max_steps=2).train()
+    options = {"bf16": train_backbone, checkpointing: True, "gradient_accumulation_steps": 2}
+    model = model_of() if train_backbone else model_of().bfloat16()
+    result = trainer(tmp_path, model, max_steps=1, train_backbone=train_backbone, **options).train()
     assert np.isfinite(result.training_loss)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "t5"])
-@pytest.mark.parametrize("train_backbone", [False, True])
+@pytest.mark.parametrize(("family", "train_backbone"), [("qwen3", True), ("t5", False)])
 def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(
     family: str, train_backbone: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
-    options |= {"max_steps": 6, "train_backbone": train_backbone}
+    options = {"save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    options |= {"max_steps": 4, "train_backbone": train_backbone}
     whole = trainer(tmp_path, model_of(family), **options)
     whole.train()
-    other = model_of(family)
-    if train_backbone:
-        other = model_of(family, seed=5)
+    other = model_of(family, seed=5 if train_backbone else 0)
     torch.nn.init.zeros_(other.draft_head.logit_heads[0].weight)
     resumed = trainer(tmp_path, other, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
-    assert resumed.state.global_step == 6
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert resumed.state.global_step == 4
     for (name, one), (_, two) in zip(whole.model.named_parameters(), other.named_parameters(), strict=True):
         assert torch.equal(one, two), name
     assert "draft_head" not in caplog.text
@@ -399,76 +357,19 @@ def test_an_adapter_inside_the_head_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, wrapped(target_modules="all-linear", exclude_modules=r"draft_head\..*"))
 
 
-PROCESS = """
-import sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-import torch
-from transformers import set_seed
-import test_draft_head_training as tests
-size, out, alone = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "alone"
-torch.set_num_threads(1)
-config = {{"tie_word_embeddings": False}}
-made = tests.trainer(
-    out, tests.model_of(config=config), tests.make_data(), max_steps=3, per_device_train_batch_size=8 // size,
-    train_backbone=not alone, optim="sgd", learning_rate=0.1, embedding_lr=1.0, eval_dataset=tests.make_data(),
-)
-made.train()
-loss = made.evaluate()["eval_loss"]
-if made.is_world_process_zero():
-    torch.save({{**made.model.state_dict(), "loss": torch.tensor(loss)}}, out / f"of_{{size}}.pt")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["joint", "alone"])
-def test_two_processes_train_like_one(part: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(PROCESS.format(tests=str(Path(__file__).parent)))
-    for size in (1, 2):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        processes = []
-        for rank in range(size):
-            env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-            if size > 1:
-                env |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-                env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-            command = [sys.executable, str(script), str(size), str(tmp_path), part]
-            processes.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
-        try:
-            for process in processes:
-                _, errors = process.communicate(timeout=300)
-                assert process.returncode == 0, errors[-3000:]
-        finally:
-            for process in processes:  # one that failed leaves the other waiting
-                process.kill()
-                process.communicate()
-    one, two = (torch.load(tmp_path / f"of_{size}.pt") for size in (1, 2))
-    start = model_of(config={"tie_word_embeddings": False}).state_dict()
-    moved = max((one[name] - start[name]).abs().max() for name in start if one[name].is_floating_point())
-    assert moved > 100 * STEP_TOL
-    for name, values in one.items():
-        assert torch.allclose(values, two[name], rtol=0, atol=STEP_TOL), name
-
-
 # At the door
 
+LONG = InteractionDataset([[3], [3] * 126], labels=[[3, 10, 20]] * 2)
 
-def test_the_trainer_checks_at_the_door(tmp_path: Path) -> None:
-    model = model_of()
-    plain = hf_gr.enable(families.build("qwen3"))
-    long = InteractionDataset([[3], [3] * 126], labels=[[3, 10, 20]] * 2)
-    for options, message in [
-        ({"model": plain}, "model has no draft head.*add_draft_head"),
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"model": hf_gr.enable(families.build("qwen3"))}, "model has no draft head.*add_draft_head"),
         ({"model": families.build("qwen3")}, "Qwen3ForCausalLM, expected one with GRGenerationMixin"),
         ({"model": None}, "NoneType, expected one with GRGenerationMixin"),
-        ({"data": [1, 2]}, "train_dataset is a list, expected an InteractionDataset"),
-        (
-            {"eval_dataset": {"x": Subset([1], [0])}},
-            r"eval_dataset\['x'\] is a Subset, expected an InteractionDataset",
-        ),
+        ({"data": [1, 2]}, "train_dataset is a list, expected a dataset of type InteractionDataset"),
+        ({"eval_dataset": {"x": Subset([1], [0])}}, r"eval_dataset\['x'\] is a Subset, expected a dataset of type"),
         (
             {"data": InteractionDataset([[3], [4]], labels=[[3, 10, 20], [4, 13, 20]])},
             "train_dataset: the label of entry 1 has token 13 at level 1, expected one of the 3 codes",
@@ -478,18 +379,33 @@ def test_the_trainer_checks_at_the_door(tmp_path: Path) -> None:
             "the label of entry 0 has token 30 at level 3, expected no more levels",
         ),
         ({"data": InteractionDataset([[99]], labels=[[3, 10, 20]])}, "token 99, expected less than 67"),
-        ({"data": long}, "entry 1 of train_dataset has a prompt of 126 tokens and 3 placeholders.*at most 128"),
+        ({"data": LONG}, "entry 1 of train_dataset has a prompt of 126 tokens and 3 placeholders.*at most 128"),
         ({"embedding_lr": -1.0}, "embedding_lr=-1.0"),
         ({"logit_lr": float("inf")}, "logit_lr=inf"),
         ({"ddp_find_unused_parameters": True}, "ddp_find_unused_parameters=True, expected False"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            trainer(tmp_path, **({"model": model} | options))
-    trainer(tmp_path, model, Subset(long, [0]))
-    trainer(tmp_path, model_of("t5"), long)
+    ],
+)
+def test_the_trainer_checks_at_the_door(how: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, **({"model": model_of()} | how))
 
 
-def test_several_gpus_in_one_process_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_prompts_and_users_arguments_are_taken_as_they_are(tmp_path: Path) -> None:
+    trainer(tmp_path, model_of(), Subset(LONG, [0]))
+    trainer(tmp_path, model_of("t5"), LONG)
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    DraftHeadTrainer(model=model_of(), args=args, train_dataset=make_data())
+    assert args.remove_unused_columns
+    assert args.ddp_find_unused_parameters is None
+
+
+def test_several_gpus_in_one_process_and_a_missing_start_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("t5")
+    model.generation_config.decoder_start_token_id = None
+    with pytest.raises(ValueError, match="decoder_start_token_id is None"):
+        trainer(tmp_path, model)
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
     with pytest.raises(ValueError, match="2 GPUs in one process, FSDP or DeepSpeed, expected a process a GPU"):
         trainer(tmp_path, model_of())
@@ -505,20 +421,6 @@ def test_a_checkpoint_of_another_head_is_refused(tmp_path: Path) -> None:
         (checkpoint / name).unlink()
     with pytest.raises(ValueError, match="checkpoint-1 has no draft head like the model's"):
         trainer(tmp_path, model_of(), **options).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_a_starting_token_is_needed(tmp_path: Path) -> None:
-    model = model_of("t5")
-    model.generation_config.decoder_start_token_id = None
-    with pytest.raises(ValueError, match="decoder_start_token_id is None"):
-        trainer(tmp_path, model)
-
-
-def test_users_arguments_stay_as_they_are(tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    DraftHeadTrainer(model=model_of(), args=args, train_dataset=make_data())
-    assert args.remove_unused_columns
-    assert args.ddp_find_unused_parameters is None
 
 
 def test_batches_of_encoder_decoders_are_padded_on_the_right() -> None:

@@ -341,19 +341,22 @@ def train_in_two(folder: Path, way: str, trainer: str) -> tuple[list[dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["recommender", "atspeed"])
-def test_two_processes_train_the_model_of_one_whole_or_in_pieces(trainer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "ways"),
+    [("recommender", ["ddp", "fsdp"]), ("atspeed", ["ddp", "fsdp"]), ("head", ["ddp"]), ("head alone", ["ddp"])],
+)
+def test_two_processes_train_the_model_of_one_whole_or_in_pieces(
+    trainer: str, ways: list[str], tmp_path: Path
+) -> None:
     """Two processes with half a batch each, with copies (DDP) and with pieces (FSDP2): the model of one process."""
     pytest.importorskip("pyarrow")
     alone = train_as_rank.train("alone", trainer, tmp_path / "alone")
-    whole, problems = train_in_two(tmp_path / "ddp", "ddp", trainer)
-    assert [one["is_fsdp"] for one in whole] == [False, False], problems[-3000:]
-    pieces, problems = train_in_two(tmp_path / "fsdp", "fsdp", trainer)
-    assert [one["is_fsdp"] for one in pieces] == [True, True], problems[-3000:]
-    assert all(one["loss"] == pytest.approx(alone["loss"], abs=1e-4) for one in whole + pieces)
     load = AutoModelForGenerativeRetrieval.from_pretrained
     expected = load(tmp_path / "alone").state_dict()
-    for way in ("ddp", "fsdp"):
+    for way in ways:
+        told, problems = train_in_two(tmp_path / way, way, trainer)
+        assert [one["is_fsdp"] for one in told] == [way == "fsdp"] * 2, problems[-3000:]
+        assert all(one["loss"] == pytest.approx(alone["loss"], abs=1e-4) for one in told)
         found = load(tmp_path / way).state_dict()
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3)

@@ -487,7 +487,7 @@ def test_mixed_precision_trains_and_users_arguments_stay_as_they_are(fixed: Teac
         ({"loss": "sft", "alpha": 0.5}, "alpha=0.5 with loss='sft', which ignores it"),
         ({"loss": "beamkd", "num_tokens": 3}, "num_tokens=3 with loss='beamkd', which ignores it"),
         ({"index": fixed_catalogue(1)}, "constraint_index is not the catalogue of train_dataset"),
-        ({"data": [1, 2]}, "train_dataset is a list, expected a TeacherDataset"),
+        ({"data": [1, 2]}, "train_dataset is a list, expected a dataset of type TeacherDataset"),
         ({"vocab_size": 25}, "vocabulary of 25 tokens, expected more than the catalogue's"),
         ({"vocab_size": 40}, "vocabulary of 40 tokens, expected more than the largest of train_dataset"),
         ({"model": families.shared("t5")}, "expected a decoder"),

@@ -14,12 +14,21 @@ from typing import Any
 
 import accelerate.state
 import numpy as np
+import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from hf_gr import SemanticIds
-from hf_gr.training import AtSpeedTrainer, TeacherDataset, small_recommender, train_recommender, write_teacher_data
+from hf_gr.training import (
+    AtSpeedTrainer,
+    DraftHeadTrainer,
+    InteractionDataset,
+    TeacherDataset,
+    small_recommender,
+    train_recommender,
+    write_teacher_data,
+)
 
 IDS = SemanticIds([[number // 8, number % 8] for number in range(64)])
 SHARDED = {"version": 2, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]}
@@ -74,6 +83,20 @@ def train(way: str, trainer: str, folder: Path) -> dict[str, Any]:
     model = small_recommender(IDS, max_items=7, hidden_size=16)
     if trainer == "recommender":
         train_recommender(histories, IDS, model=model, max_items=7, output_dir=folder, callbacks=[seen], **how)
+    elif trainer.startswith("head"):
+        model = small_recommender(IDS, max_items=9, hidden_size=16)
+        torch.manual_seed(0)
+        model.add_draft_head(IDS)
+        made = DraftHeadTrainer(
+            model=model,
+            args=TrainingArguments(str(folder), **how),
+            train_dataset=InteractionDataset.from_histories(histories, IDS, max_items=7),
+            train_backbone=trainer != "head alone",
+            embedding_lr=1.0,
+            callbacks=[seen],
+        )
+        made.train()
+        made.save_model()
     else:
         index = IDS.constraint_index()
         target = small_recommender(IDS, max_items=7, hidden_size=16, seed=1).eval()
@@ -88,7 +111,6 @@ def train(way: str, trainer: str, folder: Path) -> dict[str, Any]:
             constraint_index=index,
             callbacks=[seen],
         )
-        made.remove_callback(PrinterCallback)
         made.train()
         made.save_model()
     return {"is_fsdp": seen.is_fsdp, "loss": seen.loss}

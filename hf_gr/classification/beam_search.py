@@ -32,14 +32,7 @@ from .result import Method
 
 
 class BeamSearch:
-    """Searches for the best label sequences after prompts.
-
-    Args:
-        model: the model.
-        snapshot: the labels.
-        num_beams: K.
-        answers: the constraint of answers of several labels; None for one label.
-    """
+    """Searches for the best label sequences after prompts; or, with the constraint of `answers`, of several labels."""
 
     method: Method = "beams"
 

@@ -26,7 +26,7 @@ from hf_gr.generation.messages import say_once
 from hf_gr.generation.prompts import padding_side
 
 from .prompts import PromptEncoder, prompt_room
-from .result import Ranked, RankedLabels, parents_of, read_hierarchy
+from .result import Ranked, RankedLabels, read_hierarchy
 
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 
@@ -199,7 +199,7 @@ def classify(
                 ranked[row] = [one for one in every if one[1] >= (threshold or 0.0)][:top_k]
                 num_scored[row] = found.num_scored
                 if path_of is not None:
-                    parents[row] = [level[:top_k] for level in parents_of(every, path_of, hierarchy)]
+                    parents[row] = [level[:top_k] for level in path_of.parents(every)]
             advance(len(rows))
     return RankedLabels(
         ranked,

@@ -46,19 +46,12 @@ KEYS_AT_ONCE = 2**30  # bytes of the nodes' keys and values
 
 @dataclass(frozen=True)
 class Found:
-    """What was found for one text.
+    """What was found for one text."""
 
-    Attributes:
-        rows: `[S, T]` label sequences, padded with -1.
-        log_probs: `[S]`, theirs.
-        labels: what each stands for: labels that tokenize alike; for answers, one tuple of labels.
-        num_scored: nodes that were scored.
-    """
-
-    rows: Longs
-    log_probs: Floats
-    labels: Sequence[Sequence[Any]]
-    num_scored: int
+    rows: Longs  # `[S, T]` label sequences, padded with -1
+    log_probs: Floats  # `[S]`, theirs
+    labels: Sequence[Sequence[Any]]  # what each stands for: labels that tokenize alike; of answers one tuple of labels
+    num_scored: int  # nodes
 
 
 def num_inner_nodes(trie: Trie) -> int:
@@ -68,41 +61,30 @@ def num_inner_nodes(trie: Trie) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """A trie by its nodes, level by level from the root, whose number is 0; all arrays have one entry a node.
+    """A trie by its nodes, level by level from the root, whose number is 0; all arrays have one entry a node."""
 
-    Attributes:
-        parents: the node above; the root's own.
-        tokens: on the edge into the node.
-        depths: tokens from the root.
-        first: the first child.
-        last: one past the last child.
-        starts: the first node of every level.
-    """
-
-    parents: Longs
-    tokens: Longs
-    depths: Longs
-    first: Longs
-    last: Longs
-    starts: tuple[int, ...]
+    parents: Longs  # the root's own is itself
+    tokens: Longs  # on the edge into the node
+    depths: Longs  # tokens from the root
+    first: Longs  # child
+    last: Longs  # one past the last child
+    starts: tuple[int, ...]  # the first node of every level
 
     @classmethod
     def of(cls, trie: Trie) -> Edges:
-        """All edges of a trie."""
-        none = np.zeros(1, dtype=np.int64)
-        parents, tokens, depths, first, last = [none], [none], [none], [], []
-        starts = trie.level_starts
-        for level, (fanout, start, below) in enumerate(zip(trie.fanouts, starts, starts[1:], strict=False), start=1):
-            nodes = np.arange(fanout.num_children)
-            parents.append(fanout.parents(nodes) + start)
-            tokens.append(trie.token(nodes + below, level))
-            depths.append(np.full(len(nodes), level))
-            ranges = fanout.ranges(np.arange(fanout.num_parents))
-            first.append(ranges[0] + below)
-            last.append(ranges[1] + below)
-        nothing = np.zeros(trie.fanouts[-1].num_children, dtype=np.int64)
-        arrays = parents, tokens, depths, [*first, nothing], [*last, nothing]
-        return cls(*map(np.concatenate, arrays), starts=starts)
+        """All edges of a trie, whose nodes are numbered in the order of their parents."""
+        starts, no_children = trie.level_starts, np.zeros(trie.fanouts[-1].num_children, dtype=np.int64)
+        sizes = np.concatenate([*(fanout.counts() for fanout in trie.fanouts), no_children])
+        levels = enumerate(zip(starts[1:], starts[2:], strict=False), start=1)
+        tokens = [trie.token(np.arange(start, end), level) for level, (start, end) in levels]
+        return cls(
+            parents=np.append(0, np.repeat(np.arange(len(sizes)), sizes)),
+            tokens=np.append(0, np.concatenate(tokens)),
+            depths=np.repeat(np.arange(len(starts) - 1), np.diff(starts)),
+            first=1 + np.cumsum(sizes) - sizes,
+            last=1 + np.cumsum(sizes),
+            starts=starts,
+        )
 
     @cached_property
     def is_inner(self) -> Bools:
@@ -133,12 +115,8 @@ class Edges:
 class TreeSearch:
     """Scores the sequences of a trie after prompts.
 
-    Args:
-        model: the model.
-        trie: of all sequences.
-        labels_of: what sequences stand for.
-        tolerance: the search ends when all that was not found is at most this share of what was; 0 scores every node.
-        at_least: sequences to find in any case, as far as there are so many.
+    The search ends when all that was not found is at most `tolerance` times as probable as what was, and `at_least`
+    sequences were, as far as there are so many; tolerance 0 scores every node.
     """
 
     def __init__(
@@ -168,14 +146,7 @@ class TreeSearch:
 
 
 class _Batch:
-    """One batch of a search.
-
-    Attributes:
-        log_probs: by row of the batch and by node; `-inf` for what was not reached.
-        slots: of the node's keys, -1 for none.
-        num_slots: of all keys.
-        num_scored: nodes scored, by row.
-    """
+    """One batch of a search."""
 
     def __init__(self, search: TreeSearch, prompts: Prompts) -> None:
         self.search, self.edges = search, search.edges
@@ -184,10 +155,10 @@ class _Batch:
         (self.of_prompt,) = self.scorer.begin()
         self.num_rows = len(self.of_prompt)
         shape = self.num_rows, len(self.edges.parents)
-        self.log_probs = np.full(shape, -np.inf)
+        self.log_probs = np.full(shape, -np.inf)  # by row and node
         self.log_probs[:, 0] = 0.0
-        self.slots = np.full(shape, -1)
-        self.num_slots = 0
+        self.slots = np.full(shape, -1)  # of the nodes' keys, -1 for none
+        self.num_slots = 0  # of all keys
         self.num_scored = np.zeros(self.num_rows, dtype=np.int64)
         self.room = max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (self.num_rows * search.model.vocab_size)), 1)
 
@@ -312,12 +283,7 @@ def normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "ba
 
 
 class Prior:
-    """Log-probabilities of sequences after a prompt that says nothing; each is scored once.
-
-    Args:
-        model: the model.
-        prompts: one prompt.
-    """
+    """Log-probabilities of sequences after one prompt that says nothing; each is scored once."""
 
     def __init__(self, model: LabelModel, prompts: Prompts) -> None:
         self.model, self.prompts = model, prompts

@@ -25,14 +25,7 @@ Prompts = tuple[Longs, Longs]  # `[B, P]` tokens, and their mask
 
 
 class LabelModel:
-    """A model that can score the nodes of a tree after a prompt.
-
-    Args:
-        model: of transformers, also in wrappers for training and with adapters of weights.
-
-    Raises:
-        ValueError: a model that cannot generate or takes no tree, or with a learned prefix.
-    """
+    """A model that can score the nodes of a tree after a prompt, also in wrappers for training and with adapters."""
 
     def __init__(self, model: Any) -> None:
         adapter: Any = getattr(model, "active_peft_config", None)

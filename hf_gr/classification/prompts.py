@@ -24,23 +24,14 @@ NO_LIMIT = 10**9  # tokenizers without a largest length say 10**30
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Texts to the tokens of prompts.
-
-    Attributes:
-        template: the prompt with a place for the text.
-        tokenizer: the tokenizer.
-        room: the most tokens of a prompt.
-        side: where padding goes: on the left where a label follows the prompt's last token.
-        add_special_tokens: whether the tokenizer adds its own: not where the template begins with them.
-        closing: tokens that the tokenizer puts after every text, which are removed so that a label can follow.
-    """
+    """Texts to the tokens of prompts."""
 
     template: str
     tokenizer: Any
-    room: int
-    side: Side
-    add_special_tokens: bool
-    closing: frozenset[int]
+    room: int  # the most tokens of a prompt
+    side: Side  # where padding goes
+    add_special_tokens: bool  # whether the tokenizer adds its own: not where the template begins with them
+    closing: frozenset[int]  # what the tokenizer puts after every text; removed so that a label can follow
 
     @classmethod
     def of(cls, template: Any, tokenizer: Any, snapshot: Snapshot, room: int, side: Side) -> PromptEncoder:

@@ -12,8 +12,7 @@ from typing import Any, Literal
 Method = Literal["exact", "bounded", "beams"]
 TEXTS_SHOWN, LABELS_SHOWN = 5, 3
 Ranked = list[tuple[Any, float]]
-# From a label to its parents, the topmost first, and itself.
-PathOf = Callable[[str], Sequence[str]]
+PathOf = Callable[[str], Sequence[str]]  # from a label to its parents, the topmost first, and itself
 
 
 @dataclass(frozen=True)
@@ -146,11 +145,7 @@ def _level_metrics(
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """How a label leads to its parents.
-
-    Attributes:
-        of: what is between the levels of a label, or for every label its parents, the topmost first.
-    """
+    """From a label to its path: by what is between its levels, or by a mapping to its parents, the topmost first."""
 
     of: str | Mapping[str, Sequence[str]]
 
@@ -158,17 +153,26 @@ class Hierarchy:
         """The parents of a label, the topmost first, and itself."""
         return label.split(self.of) if isinstance(self.of, str) else [*self.of.get(label, ()), label]
 
+    def parents(self, labels: Iterable[tuple[str, float]]) -> list[Ranked]:
+        """The parents on every level with the sums of their labels, the most probable first."""
+        levels: list[Counter[tuple[str, ...]]] = []
+        for label, probability in labels:
+            path = tuple(self(label))
+            for level in range(1, len(path)):
+                if len(levels) < level:
+                    levels.append(Counter())
+                levels[level - 1][path[:level]] += probability  # pyright: ignore[reportArgumentType]
+        return [
+            [
+                (self.of.join(path) if isinstance(self.of, str) else path[-1], total)
+                for path, total in sums.most_common()
+            ]
+            for sums in levels
+        ]
 
-def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> PathOf | None:
-    """How labels lead to their parents.
 
-    Args:
-        hierarchy: what is between the levels of a label, or for every label its parents, the topmost first.
-        labels: all labels.
-
-    Raises:
-        ValueError: neither of the two, or a label without an entry.
-    """
+def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> Hierarchy | None:
+    """How labels lead to their parents; refuses what is none, or a label without an entry."""
     if hierarchy is None:
         return None
     if isinstance(hierarchy, str) and hierarchy:
@@ -186,25 +190,3 @@ def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> PathOf | None:
                 "none"
             )
     return Hierarchy({label: [*hierarchy[label]] for label in labels})
-
-
-def parents_of(labels: Iterable[tuple[str, float]], path_of: PathOf, hierarchy: Any) -> list[Ranked]:
-    """The parents on every level with the sums of their labels, the most probable first.
-
-    Args:
-        labels: all labels with their probabilities.
-        path_of: from a label to its path.
-        hierarchy: what that was made from.
-    """
-    levels: list[dict[tuple[str, ...], float]] = []
-    for label, probability in labels:
-        path = tuple(path_of(label))
-        for level in range(1, len(path)):
-            if len(levels) < level:
-                levels.append({})
-            levels[level - 1][path[:level]] = levels[level - 1].get(path[:level], 0.0) + probability
-    between = hierarchy if isinstance(hierarchy, str) else None
-    ranked = [sorted(sums.items(), key=lambda one: -one[1]) for sums in levels]
-    return [
-        [(path[-1] if between is None else between.join(path), total) for path, total in level] for level in ranked
-    ]

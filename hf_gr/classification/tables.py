@@ -20,15 +20,7 @@ WINDOW_ROWS = 2**16
 def read_texts(texts: Any, *, text: str, id: str | None = None, target: str | None = None, **how: Any) -> Any:
     """The rows of a table of texts, as one Arrow table.
 
-    Args:
-        texts: see `Table`.
-        text: the column of texts.
-        id: the column that names a row in the output; by default its number does.
-        target: the column of the right labels.
-        how: `format` and `delimiter` of `Table`.
-
-    Raises:
-        ValueError: as `Table`; a text or a target is missing or no text; there is no row.
+    Columns: `text`, `target` (the right labels), and `id`, which names a row in the output in place of its number.
     """
     if id in OUTPUT_COLUMNS:
         raise ValueError(

@@ -105,7 +105,7 @@ class AtSpeedTrainer(LossTrainer):
         self.alpha = DEFAULT_ALPHA.get(loss, 0.5) if alpha is None else alpha
         needs_labels = loss == "sft" or self.alpha != 1
         given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
-        datasets = {name: _teacher_data(name, dataset) for name, dataset in given.items()}
+        datasets = {name: inner_data(name, dataset, TeacherDataset) for name, dataset in given.items()}
         self._snapshot = training_snapshot(constraint_index)
         digest = fingerprint_sequences(self._snapshot)
         for name, dataset in datasets.items():
@@ -193,15 +193,6 @@ def _check_options(loss: str, alpha: Any, num_tokens: Any) -> None:
             )
 
 
-def _teacher_data(name: str, dataset: Any) -> TeacherDataset:
-    data = inner_data(dataset, TeacherDataset, "dataset")
-    if data is None:
-        raise ValueError(
-            f"{name} is a {type(dataset).__name__}, expected a TeacherDataset, or a torch.utils.data.Subset of one"
-        )
-    return data
-
-
 def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, *, needs_labels: bool) -> None:
     if data.settings["index"] != digest:
         raise ValueError(
@@ -220,14 +211,11 @@ def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: Constra
     if inner.config.is_encoder_decoder:
         raise ValueError(f"model is a {type(inner).__name__}, expected a decoder: a draft model continues prompts")
     vocab_size = inner.config.get_text_config(decoder=True).vocab_size
-    if vocab_size <= index.max_token_id:
-        raise ValueError(
-            f"model has a vocabulary of {vocab_size} tokens, expected more than the catalogue's largest, "
-            f"{index.max_token_id}: build it with the target's tokenizer"
-        )
-    for name, data in datasets.items():
-        if vocab_size <= data.max_token_id:
+    needed = {"the catalogue's largest": index.max_token_id}
+    needed |= {f"the largest of {name}": data.max_token_id for name, data in datasets.items()}
+    for whose, largest in needed.items():
+        if vocab_size <= largest:
             raise ValueError(
-                f"model has a vocabulary of {vocab_size} tokens, expected more than the largest of {name}, "
-                f"{data.max_token_id}: build it with the target's tokenizer"
+                f"model has a vocabulary of {vocab_size} tokens, expected more than {whose}, {largest}: build it with "
+                "the target's tokenizer"
             )

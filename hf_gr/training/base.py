@@ -104,13 +104,17 @@ def named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
     return {name: dataset for name, dataset in given.items() if dataset is not None}
 
 
-def inner_data(dataset: Any, kind: type[Data], *links: str) -> Data | None:
-    """The data with these attributes inside a dataset, which may be a subset of a subset; else None."""
-    while not isinstance(dataset, kind):
-        if not all(hasattr(dataset, link) for link in links):
-            return None
-        dataset = dataset.dataset
-    return dataset
+def inner_data(name: str, dataset: Any, kind: type[Data]) -> Data:
+    """The data of this kind inside a dataset, which may be a subset of a subset."""
+    inner = dataset
+    while not isinstance(inner, kind):
+        if not (hasattr(inner, "dataset") and hasattr(inner, "indices")):
+            raise ValueError(
+                f"{name} is a {type(dataset).__name__}, expected a dataset of type {kind.__name__}, or a "
+                "torch.utils.data.Subset of one"
+            )
+        inner = inner.dataset
+    return inner
 
 
 def lengths_of(dataset: Any) -> np.ndarray:

@@ -212,20 +212,16 @@ def _trained_parts(model: Any, *, train_backbone: bool, rows_alone: bool) -> Ite
                 parameter.requires_grad_(False)
         model.draft_head.requires_grad_(True)
         if rows_alone:
-            rows = torch.tensor(model.draft_head.config.placeholder_token_ids)
+            others = torch.ones(len(embedding), 1, dtype=torch.bool)
+            others[list(model.draft_head.config.placeholder_token_ids)] = False
             embedding.requires_grad_(True)
-            handle = embedding.register_hook(lambda gradient: _rows_of(gradient, rows.to(gradient.device)))
+            handle = embedding.register_hook(lambda gradient: gradient.masked_fill(others.to(gradient.device), 0.0))
         yield
     finally:
         if handle is not None:
             handle.remove()
         for parameter, is_trained in before:
             parameter.requires_grad_(is_trained)
-
-
-def _rows_of(gradient: Tensor, rows: Tensor) -> Tensor:
-    """The gradient, set to zero in all other rows."""
-    return torch.zeros_like(gradient).index_copy_(0, rows, gradient[rows])
 
 
 def _check_model(model: Any) -> None:
@@ -244,12 +240,7 @@ def _check_model(model: Any) -> None:
 
 
 def _check_data(name: str, dataset: Any, model: Any) -> None:
-    data, head = inner_data(dataset, InteractionDataset, "dataset", "indices"), model.draft_head
-    if data is None:
-        raise ValueError(
-            f"{name} is a {type(dataset).__name__}, expected an InteractionDataset, or a torch.utils.data.Subset of "
-            "one: InteractionDataset(prompts, labels)"
-        )
+    data, head = inner_data(name, dataset, InteractionDataset), model.draft_head
     try:
         data.check_labels([head.codebook(level).cpu().numpy() for level in range(head.config.num_levels)])
     except ValueError as error:

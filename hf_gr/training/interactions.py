@@ -23,12 +23,12 @@ from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.models import start_token
-from hf_gr.generation.prompts import pad, padding_side
+from hf_gr.generation.prompts import padding_side
 from hf_gr.generation.torch.models import base_model, takes_argument
 from hf_gr.generation.torch.prompts import positions_of, with_placeholders
 from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
 
-from .packing import pad_token
+from .packing import pad_prompts, pad_token
 
 
 class InteractionDataset(Dataset):
@@ -49,10 +49,10 @@ class InteractionDataset(Dataset):
         {'input_ids': [5, 6, 7, 8], 'labels': [5, 9]}
     """
 
-    _values: np.ndarray  # the prompts' tokens, or their items: rows of `_item_tokens`
+    _values: np.ndarray  # the prompts' items: rows of `_item_tokens`
     _starts: np.ndarray  # [E]: where in `_values` an entry's prompt begins
     _ends: np.ndarray  # [E]
-    _item_tokens: np.ndarray | None  # [N, L]
+    _item_tokens: np.ndarray  # [N, L]; tokens that are given are items of their own
     _prefix: np.ndarray
     _label_tokens: np.ndarray  # [N, L]
     _label_rows: np.ndarray  # [E]: rows of `_label_tokens`
@@ -69,7 +69,8 @@ class InteractionDataset(Dataset):
         if (values < 0).any():
             row = int(np.searchsorted(bounds, (values < 0).argmax(), side="right")) - 1
             raise ValueError(f"prompts[{row}] has a token below 0, expected token ids: omit padding")
-        self._fill(values, bounds[:-1], bounds[1:], rows, np.arange(len(rows)))
+        tokens, values = np.unique(values, return_inverse=True)
+        self._fill(values, bounds[:-1], bounds[1:], tokens[:, None], (), rows, np.arange(len(rows)))
 
     @classmethod
     def from_histories(
@@ -126,7 +127,7 @@ class InteractionDataset(Dataset):
         labels = tokens if eos_token_id is None else read_catalogue(tokens, eos_token_id)
         made = cls.__new__(cls)
         starts = np.maximum(begins[targets], targets - max_items)
-        made._fill(values, starts, targets, labels, values[targets], tokens, prefix_tokens)
+        made._fill(values, starts, targets, tokens, prefix_tokens, labels, values[targets])
         return made
 
     def _fill(
@@ -134,14 +135,15 @@ class InteractionDataset(Dataset):
         values: np.ndarray,
         starts: np.ndarray,
         ends: np.ndarray,
+        item_tokens: np.ndarray,
+        prefix: Sequence[int],
         label_tokens: np.ndarray,
         label_rows: np.ndarray,
-        item_tokens: np.ndarray | None = None,
-        prefix: Sequence[int] = (),
     ) -> None:
-        self._values, self._starts, self._ends = _compact(values), starts, ends
-        self._label_tokens, self._label_rows = label_tokens, label_rows
+        self._values = values.astype(smallest_dtype(int(values.max())))
+        self._starts, self._ends = starts, ends
         self._item_tokens, self._prefix = item_tokens, np.asarray(prefix, dtype=np.int64)
+        self._label_tokens, self._label_rows = label_tokens, label_rows
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -149,18 +151,14 @@ class InteractionDataset(Dataset):
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         if not -len(self) <= number < len(self):
             raise IndexError(f"{number} is out of range for {len(self)} entries")
-        prompt = self._values[self._starts[number] : self._ends[number]].astype(np.int64)
-        if self._item_tokens is not None:
-            prompt = self._item_tokens[prompt]
-            prompt = np.concatenate([self._prefix, prompt[prompt != PADDING]])
+        items = self._item_tokens[self._values[self._starts[number] : self._ends[number]]]
         label = self._label_tokens[self._label_rows[number]]
+        prompt = np.concatenate([self._prefix, items[items != PADDING]])
         return {"input_ids": prompt, "labels": label[label != PADDING].astype(np.int64)}
 
     @property
     def lengths(self) -> np.ndarray:
         """`[E]` tokens of the prompts, for sampling by length."""
-        if self._item_tokens is None:
-            return self._ends - self._starts
         sizes = (self._item_tokens != PADDING).sum(axis=1)[self._values]
         before = np.concatenate([[0], np.cumsum(sizes)])
         return len(self._prefix) + before[self._ends] - before[self._starts]
@@ -168,33 +166,23 @@ class InteractionDataset(Dataset):
     @property
     def max_token_id(self) -> int:
         """The largest token of all prompts and labels."""
-        prompts = self._values if self._item_tokens is None else self._item_tokens[np.unique(self._values)]
+        prompts = self._item_tokens[np.unique(self._values)]
         labels = self._label_tokens[np.unique(self._label_rows)]
         return max(int(prompts.max()), int(labels.max()), int(self._prefix.max(initial=0)))
 
     def check_labels(self, codebooks: Sequence[np.ndarray]) -> None:
-        """Refuse labels outside these codebooks.
-
-        Args:
-            codebooks: the tokens of each level.
-
-        Raises:
-            ValueError: a label has more levels, or a token that its level does not have; by entry, level, token.
-        """
-        rows = np.unique(self._label_rows)
-        tokens = self._label_tokens[rows]
-        for level, column in enumerate(tokens.T):
-            is_known = np.isin(column, codebooks[level]) if level < len(codebooks) else np.zeros(len(column), bool)
-            bad = rows[~is_known & (column != PADDING)]
-            if not len(bad):
-                continue
-            entry = int(np.isin(self._label_rows, bad).argmax())
-            token = int(self._label_tokens[self._label_rows[entry], level])
-            expected = f"one of the {len(codebooks[level])} codes" if level < len(codebooks) else "no more levels"
-            raise ValueError(
-                f"the label of entry {entry} has token {token} at level {level}, expected {expected} of the draft "
-                "head: make it with the codebooks of these items"
-            )
+        """Refuse labels outside these codebooks, the tokens of each level."""
+        for level in range(self._label_tokens.shape[1]):
+            tokens = self._label_tokens[self._label_rows, level]
+            codes = codebooks[level] if level < len(codebooks) else ()
+            is_bad = ~np.isin(tokens, [PADDING, *codes])
+            if is_bad.any():
+                entry = int(is_bad.argmax())
+                expected = f"one of the {len(codes)} codes" if len(codes) else "no more levels"
+                raise ValueError(
+                    f"the label of entry {entry} has token {tokens[entry]} at level {level}, expected {expected} of "
+                    "the draft head: make it with the codebooks of these items"
+                )
 
 
 class DraftHeadCollator:
@@ -261,7 +249,7 @@ class DraftHeadCollator:
             labels[row, : len(sample["labels"])] = torch.as_tensor(sample["labels"])
         prompts = [sample["input_ids"] for sample in samples]
         side = padding_side(is_encoder_decoder=self.decoder_start_token_id is not None)
-        input_ids, mask = map(torch.from_numpy, pad(prompts, self.pad_token_id, side=side))
+        input_ids, mask = pad_prompts(prompts, pad_token_id=self.pad_token_id, side=side)
         if self.decoder_start_token_id is not None:
             start = torch.full((len(samples), 1), self.decoder_start_token_id)
             decoder = {"decoder_input_ids": with_placeholders(start, self.placeholder_ids)}
@@ -275,19 +263,9 @@ class DraftHeadCollator:
 def flat_histories(
     histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any, *, name: str = "histories"
 ) -> tuple[np.ndarray, ...]:
-    """Histories as rows of a table of tokens.
+    """Histories as rows of a table of tokens: `[I]` rows of all, their `[U + 1]` bounds, and the `[N, L]` tokens.
 
-    Args:
-        histories: lists of items, oldest first; or a dictionary of them, by user.
-        items: semantic IDs, whose item ids the histories contain; or the tokens of items that are numbered from 0,
-            `[N, L]` with -1 after the end of short ones.
-        name: what errors call the histories.
-
-    Returns:
-        `[I]` rows of all histories, `[U + 1]` where each begins and ends, and the `[N, L]` tokens.
-
-    Raises:
-        ValueError: an item is unknown, by history; `items` is a catalogue, which has its own order.
+    Histories and items are as for `InteractionDataset.from_histories`; errors call the histories `name`.
     """
     histories = histories.values() if isinstance(histories, Mapping) else histories
     if isinstance(items, ConstraintIndex):
@@ -317,14 +295,12 @@ def _rows_of(name: str, histories: Iterable[Iterable[ItemId]], row_of: dict[Item
     for number, history in enumerate(histories):
         host = to_host(history)
         known = host.tolist() if isinstance(host, np.ndarray) else list(host)
-        try:
-            rows.append([row_of[item] for item in known])
-        except (KeyError, TypeError) as error:
-            item = next(item for item in known if not isinstance(item, (int, str)) or item not in row_of)
+        if unknown := [item for item in known if not isinstance(item, (int, str)) or item not in row_of]:
             raise ValueError(
-                f"{name}[{number}] has item {item!r}, which has no semantic ID: omit it, or is it a string "
+                f"{name}[{number}] has item {unknown[0]!r}, which has no semantic ID: omit it, or is it a string "
                 "where ids are integers?"
-            ) from error
+            )
+        rows.append([row_of[item] for item in known])
     return rows
 
 
@@ -354,8 +330,3 @@ def _read_tokens(name: str, tokens: Any) -> np.ndarray:
         row = int(bad.argmax())
         raise ValueError(f"{name}[{row}] is {rows[row].tolist()}, expected tokens, and -1 after the last one only")
     return rows
-
-
-def _compact(values: np.ndarray) -> np.ndarray:
-    """The same integers in the smallest type."""
-    return values.astype(smallest_dtype(int(values.max())))

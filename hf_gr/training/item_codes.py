@@ -8,6 +8,7 @@ Axes: N items, D features, L codes (the residual levels and the last code, which
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -151,20 +152,13 @@ def residual_kmeans(features: np.ndarray, *, num_levels: int, num_codes: int, se
         kmeans.fit(residual)
         codes[:, level] = kmeans.labels_
         residual -= kmeans.cluster_centers_[kmeans.labels_]
-    codes[:, -1] = _occurrence_number(codes[:, :-1])
+    seen = Counter[tuple[int, ...]]()
+    for code in codes:
+        code[-1] = seen[key := tuple(code[:-1].tolist())]
+        seen[key] += 1
     return codes
 
 
 def _need_sklearn() -> None:
     if find_spec("sklearn") is None:
         raise ImportError('making semantic IDs needs scikit-learn: pip install "hf-gr[demo]"')
-
-
-def _occurrence_number(rows: np.ndarray) -> np.ndarray:
-    """`[N]` how many earlier rows equal this one: 0 for the first of its kind."""
-    _, group = np.unique(rows, axis=0, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    _, starts, sizes = np.unique(group.ravel()[order], return_index=True, return_counts=True)
-    numbers = np.empty(len(rows), dtype=np.int64)
-    numbers[order] = np.arange(len(rows)) - np.repeat(starts, sizes)
-    return numbers

@@ -6,8 +6,8 @@ q is the draft model, p the target, K the beams of the target's search, y_1 ... 
 log-probabilities are over the whole vocabulary, nothing renormalised, unless a loss says otherwise. Source: AtSpeed
 (sections 3 and 4.1). Each has a slow twin in `tests/reference.py`.
 
-Masked entries (padding, missing sequences, illegal children) do not affect a loss, whatever finite number they hold,
-and their gradient is 0.
+`levels` has one entry a position, `mask` says which tokens exist. What is masked (padding, missing sequences, illegal
+children) does not affect a loss, whatever finite number it holds, and its gradient is 0.
 
 Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
 """
@@ -24,17 +24,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LevelLogProbs:
-    """Both models after the prefixes of one length, over the legal next tokens.
+    """Both models after the prefixes of one length, over the children of each."""
 
-    Attributes:
-        draft: log q of each child; carries the gradient.
-        target: log p of each child.
-        legal: whether the child exists; the others mean nothing.
-    """
-
-    draft: Float[Tensor, "batch prefixes children"]
-    target: Float[Tensor, "batch prefixes children"]
-    legal: Bool[Tensor, "batch prefixes children"]
+    draft: Float[Tensor, "batch prefixes children"]  # log q; carries the gradient
+    target: Float[Tensor, "batch prefixes children"]  # log p
+    legal: Bool[Tensor, "batch prefixes children"]  # whether the child exists; the others mean nothing
 
 
 def sft(log_probs: Float[Tensor, "batch length"], mask: Bool[Tensor, "batch length"]) -> Float[Tensor, ""]:
@@ -42,9 +36,7 @@ def sft(log_probs: Float[Tensor, "batch length"], mask: Bool[Tensor, "batch leng
 
         -1/B sum_b 1/|y_b| sum_t log q(y_t | x, y_<t)
 
-    Args:
-        log_probs: log q of the label's tokens.
-        mask: which of them exist; a row without any does not count.
+    A row without a label does not count.
 
     Example:
         >>> sft(torch.tensor([[-1.0, -3.0]]), torch.tensor([[True, True]])).item()
@@ -62,9 +54,7 @@ def seqkd(
 
         -1/|D| sum_(x, y) in D  1/|y| sum_t log q(y_t | x, y_<t)
 
-    Args:
-        log_probs: log q of the tokens of the label and of the target's sequences, in any order.
-        mask: which of them exist; a sequence without any does not count.
+    The label and the target's sequences come in any order; a sequence without tokens does not count.
 
     Example:
         >>> seqkd(torch.tensor([[[-1.0, -3.0], [-4.0, -4.0]]]), torch.ones(1, 2, 2, dtype=torch.bool)).item()
@@ -88,17 +78,13 @@ def align_s(
                                               - sum_(v in V_c) q(v | c_<t) log(q(v | c_<t) / p(y_K))      ]
 
     V_c are the `num_tokens` legal tokens that q finds likeliest, p(y_K) = p(y_K,t | y_K,<t). Together the two terms
-    are sum q log(p(y_K) / p(v)), so the value may be negative: q is rewarded for tokens above the threshold. This is
-    linear in q: it is least where all of q is on p's best token.
+    are sum q log(p(y_K) / p(v)), which is what is computed: linear in q, negative above the threshold, and least where
+    all of q is on p's best token.
 
     Eq. 4 sums over the K sequences, eq. 8 takes their mean. Here both are means, so that `alpha` weighs the same: the
     sum with alpha is the mean with K alpha / (K alpha + 1 - alpha), times a constant.
 
-    Args:
-        levels: one entry per position.
-        threshold: log p(y_K,t | y_K,<t) (`kth_log_probs`).
-        mask: which tokens the target's sequences have.
-        num_tokens: size of V_c; None for all legal tokens.
+    `threshold` is log p(y_K) (`kth_log_probs`), `num_tokens` the size of V_c, None for all legal tokens.
 
     Source: AtSpeed, equation 4.
     """
@@ -106,9 +92,7 @@ def align_s(
     for level, pair in enumerate(levels):
         draft, target, is_token = _best_of_draft(pair, num_tokens)
         probs = draft.exp() * is_token
-        divergence = (probs * (draft - target)).sum(-1)
-        density = (probs * (draft - threshold[:, level, None, None])).sum(-1)
-        terms.append((divergence - density).expand(-1, mask.shape[1]))
+        terms.append((probs * (threshold[:, level, None, None] - target)).sum(-1).expand(-1, mask.shape[1]))
     return _mean(torch.stack(terms, dim=-1), mask)
 
 
@@ -124,11 +108,6 @@ def align_r(
 
     p' and q' are p and q over V_c, renormalised there. The paper says "top-K valid tokens", "similar to AtSpeed-S",
     whose V_c is ConstrainedTopK(q): these are the draft's. Its code compares all legal tokens: `num_tokens=None`.
-
-    Args:
-        levels: one entry per position.
-        mask: which tokens the target's sequences have.
-        num_tokens: size of V_c; None for all legal tokens.
 
     Source: AtSpeed, equation 8.
     """
@@ -154,10 +133,6 @@ def align_f(
     what it finds unlikely. Nothing is renormalised, so that probability on illegal tokens costs, too; where the target
     has some there, the value may be negative.
 
-    Args:
-        levels: one entry per position.
-        mask: which tokens the target's sequences have.
-
     Source: ours; DistillSpec (Zhou et al., 2024) compares divergences for a single sequence.
     """
     terms = []
@@ -173,11 +148,7 @@ def kth_log_probs(
 ) -> Float[Tensor, "batch length"]:
     """log p(y_K,t | y_K,<t): at each position, of the target's last sequence that has a token there.
 
-    With K sequences of one length that is y_K; with fewer, the worst of them; 0 if there is none.
-
-    Args:
-        log_probs: log p of the tokens of the target's sequences, best sequence first.
-        mask: which of them exist.
+    With K sequences of one length, best first, that is y_K; with fewer, the worst of them; 0 if there is none.
 
     Example:
         >>> log_probs = torch.tensor([[[-1.0, -2.0], [-3.0, 0.0]]])

@@ -30,15 +30,10 @@ from hf_gr.torch.tree import prompt_attention, to_additive
 
 @dataclass(frozen=True)
 class PathScores:
-    """A model's scores after every prefix of some sequences, logits or log-probabilities.
+    """A model's scores after every prefix of some sequences, logits or log-probabilities; none after their ends."""
 
-    Attributes:
-        first: after the prompt, the same for all its sequences.
-        rest: after the first, second, ... token of every sequence; nothing is scored after the last.
-    """
-
-    first: Float[Tensor, "batch 1 vocab"]
-    rest: Float[Tensor, "batch sequences nodes vocab"]
+    first: Float[Tensor, "batch 1 vocab"]  # after the prompt
+    rest: Float[Tensor, "batch sequences nodes vocab"]  # after the first, second, ... token of every sequence
 
     def levels(self) -> list[Float[Tensor, "batch prefixes vocab"]]:
         """The scores of the tokens at each level; their gradients take one pass over the scores together."""

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences of a catalogue as paths through its trie: the legal tokens at every position. Knows no model and no loss.
 
-The teacher data holds one distribution per distinct prefix of a prompt's sequences, over its legal children only.
-Writer and reader walk the same trie, so values are stored without their tokens.
+The writer of teacher data and its reader walk the same trie, so that values are stored without their tokens, once for
+equal prefixes.
 
 Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
 """
@@ -25,21 +25,13 @@ from hf_gr.torch.transition import DeviceCatalogue, children, device_catalogue
 
 @dataclass(frozen=True)
 class PathLevel:
-    """The prefixes of one length of a batch of sequences.
+    """The prefixes of one length of a batch of sequences."""
 
-    Attributes:
-        below: the children of every prefix.
-        is_first: whether this is a prefix, and no earlier sequence of the row has the same one.
-        owner: the first sequence of the row with the same prefix.
-        chosen: the child with which each sequence continues; 0 if it has ended.
-        is_there: whether it continues.
-    """
-
-    below: Children
-    is_first: Bool[Tensor, "batch prefixes"]
-    owner: Int[Tensor, "batch prefixes"]
-    chosen: Int[Tensor, "batch sequences"]
-    is_there: Bool[Tensor, "batch sequences"]
+    below: Children  # of every prefix
+    is_first: Bool[Tensor, "batch prefixes"]  # whether it is a prefix, and no earlier sequence of the row has it, too
+    owner: Int[Tensor, "batch prefixes"]  # the first sequence of the row with the same prefix
+    chosen: Int[Tensor, "batch sequences"]  # the child with which each sequence continues; 0 if it has ended
+    is_there: Bool[Tensor, "batch sequences"]  # whether it continues
 
     @property
     def stored(self) -> Bool[Tensor, "batch prefixes children"]:
@@ -63,14 +55,9 @@ class PathLevel:
 
 
 def walk(paths: Int[Tensor, "batch sequences length"], catalogue: DeviceCatalogue) -> list[PathLevel]:
-    """Follow sequences through the trie, level by level.
+    """Follow sequences through the trie: one entry for every position.
 
-    Args:
-        paths: tokens, -1 after the end of a sequence and where there is none.
-        catalogue: on the same device.
-
-    Returns:
-        One entry for every position of `paths`.
+    `paths` has tokens, and -1 after the end of a sequence and where there is none.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])

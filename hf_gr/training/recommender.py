@@ -18,7 +18,6 @@ from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -218,11 +217,13 @@ def train_recommender(
             trainer.add_callback(EarlyStoppingCallback(PATIENCE if patience is None else patience))
         is_shown = progress and on_progress is None and args.process_index == 0
         with progress_bar("Training", lambda: 100, unit="%", shown=is_shown) as advance:
-            trainer.add_callback(_Progress(on_progress or _in_percent(advance)))
+            trainer.add_callback(_Progress(on_progress, advance))
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         trained = enable(base_model(trainer.model).eval())
         if output_dir is not None:
-            _save(trainer, trained, _index_of(items, windows.tokens), folder)
+            is_named = isinstance(items, SemanticIds)
+            index = items.constraint_index() if is_named else ConstraintIndex.from_sequences(windows.tokens)
+            _save(trainer, trained, index, folder)
     return trained
 
 
@@ -236,28 +237,20 @@ class _RecommenderTrainer(LossTrainer):
 class _Progress(TrainerCallback):
     """Reports every step."""
 
-    def __init__(self, report: Report) -> None:
-        self.report, self.loss = report, math.nan
+    def __init__(self, report: Report | None, advance: Callable[[int], None]) -> None:
+        self.report, self.advance, self.loss, self.percent = report, advance, math.nan, 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.loss = float((logs or {}).get("loss", self.loss))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.report(min(1.0, state.global_step / state.max_steps), self.loss)
+        share = min(1.0, state.global_step / state.max_steps)
+        if self.report is not None:
+            self.report(share, self.loss)
+        before, self.percent = self.percent, int(100 * share)
+        self.advance(self.percent - before)
         if args.load_best_model_at_end and args.eval_strategy == "steps" and state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True  # the last weights may be the best
-
-
-def _in_percent(advance: Callable[[int], None]) -> Report:
-    shown = 0
-
-    def report(fraction: float, loss: float) -> None:
-        nonlocal shown
-        if (now := int(100 * fraction)) > shown:
-            advance(now - shown)
-            shown = now
-
-    return report
 
 
 def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
@@ -271,10 +264,8 @@ def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
     recipe = RECIPE | {"use_cpu": not torch.accelerator.is_available()}
     if validated:
         recipe |= {"eval_strategy": "steps", "eval_steps": 0.05, "per_device_eval_batch_size": 256}
-        # A checkpoint with every loss.
         recipe |= {"save_strategy": given.get("eval_strategy", "steps"), "save_steps": given.get("eval_steps", 0.05)}
-        recipe |= {"save_total_limit": 1}
-        recipe |= {"load_best_model_at_end": True}
+        recipe |= {"save_total_limit": 1, "load_best_model_at_end": True}
     if "num_train_epochs" in given:
         del recipe["max_steps"]
     return recipe | given
@@ -307,9 +298,3 @@ def _check_model(model: Any, windows: HistoryWindows, max_items: int) -> None:
             f"max_items={max_items} needs {needed} positions with the item that follows, expected at most {limit}, "
             "the model's max_position_embeddings: lower it"
         )
-
-
-def _index_of(items: SemanticIds | Any, tokens: np.ndarray) -> ConstraintIndex:
-    if isinstance(items, SemanticIds):
-        return items.constraint_index()
-    return ConstraintIndex.from_sequences(tokens)

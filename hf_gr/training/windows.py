@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hf_gr.catalogue import SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.trie import PADDING
+from hf_gr.torch.draft_head import IGNORED
 
 from .interactions import flat_histories
+from .packing import pad_prompts
 
 AHEAD = 5  # items that an encoder-decoder learns to write after a prompt
 
@@ -28,17 +28,12 @@ AHEAD = 5  # items that an encoder-decoder learns to write after a prompt
 class HistoryWindows(Dataset):
     """Windows of histories, drawn anew in every epoch; the same for a seed, whoever reads them and in what order.
 
-    A history of n items gives n / window windows per epoch. They start at random positions, so that over the epochs
-    every item is predicted from contexts of every length. Windows that would cross an end of the history are moved to
-    it, so that the first and the last items occur as often as the others.
+    A history of n items gives n / window windows an epoch, at random places, so that over the epochs every item is
+    predicted from contexts of every length. Windows that would cross an end of the history are moved to it, so that
+    the first and the last items occur as often as the others.
 
-    Args:
-        histories: lists of items, oldest first.
-        items: as for `train_recommender`.
-        window: items of a window.
-        seed: of the windows' starts.
-        splits: for an encoder-decoder: a window's first items are the prompt, up to a random place, and the `AHEAD`
-            that follow the labels. Histories of one item teach nothing.
+    With `splits`, for an encoder-decoder, a window's first items are the prompt, up to a random place, and the `AHEAD`
+    that follow the labels. Histories of one item teach nothing then.
     """
 
     def __init__(
@@ -77,27 +72,18 @@ class HistoryWindows(Dataset):
         """Other windows; the Trainer calls it."""
         self.epoch = epoch
 
-    def items_of(self, number: int) -> np.ndarray:
-        """The rows of a window's items."""
-        return self._draw(number)[0]
-
-    def _draw(self, number: int) -> tuple[np.ndarray, int]:
-        """A window's items, and how many are the prompt of an encoder-decoder."""
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        if not 0 <= number < len(self):
+            raise IndexError(f"{number} is out of range for {len(self)} windows")
         begin, end = self.bounds[self.owners[number]], self.bounds[self.owners[number] + 1]
         draw = np.random.default_rng([self.seed, self.epoch, number])
         at = int(draw.integers(end - begin)) - self.window // 2
         start = begin + max(0, min(at, int(end - begin) - self.window))
-        items = self.rows[start : min(start + self.window, end)]
-        return items, int(draw.integers(1, len(items))) if self.splits else len(items)
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        if not 0 <= number < len(self):
-            raise IndexError(f"{number} is out of range for {len(self)} windows")
-        items, place = self._draw(number)
-        row = {"input_ids": self.tokens[items[:place]].ravel()}
-        if self.splits:
-            row["labels"] = self.tokens[items[place : place + AHEAD]].ravel().astype(np.int64)
-        return row
+        items = self.tokens[self.rows[start : min(start + self.window, end)]].astype(np.int64)
+        if not self.splits:
+            return {"input_ids": items.ravel()}
+        place = int(draw.integers(1, len(items)))
+        return {"input_ids": items[:place].ravel(), "labels": items[place : place + AHEAD].ravel()}
 
     @property
     def lengths(self) -> np.ndarray:
@@ -109,11 +95,8 @@ class HistoryWindows(Dataset):
 class LastItems(Dataset):
     """The last item of each history, with the items before it: what is asked of a recommender in use.
 
-    Args:
-        histories: lists of items, oldest first; those of one item are omitted.
-        items: as for `train_recommender`.
-        window: the most items, the last one included.
-        splits: the last item alone is the labels, as for an encoder-decoder.
+    A window has at most so many items, the last one included. With `splits`, as for an encoder-decoder, the last item
+    alone is the labels.
 
     Example:
         >>> asked = LastItems([[0, 1], [1]], [[5, 6], [5, 7]], window=3)
@@ -141,7 +124,7 @@ class LastItems(Dataset):
         is_last = np.arange(len(tokens)) >= len(tokens) - self.tokens.shape[1]
         if self.splits:
             return {"input_ids": tokens[~is_last], "labels": tokens[is_last]}
-        return {"input_ids": tokens, "labels": np.where(is_last, tokens, -100)}
+        return {"input_ids": tokens, "labels": np.where(is_last, tokens, IGNORED)}
 
     @property
     def lengths(self) -> np.ndarray:
@@ -151,11 +134,7 @@ class LastItems(Dataset):
 
 def pad_batch(rows: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
     """Rows of `HistoryWindows` or `LastItems` as a right-padded batch; padding is neither seen nor predicted."""
-    tensors = [torch.from_numpy(row["input_ids"].astype(np.int64)) for row in rows]
-    input_ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
-    is_token = torch.arange(input_ids.shape[1]) < torch.tensor([len(row) for row in tensors])[:, None]
-    labels = input_ids.masked_fill(~is_token, -100)
-    if "labels" in rows[0]:
-        labels = [torch.from_numpy(row["labels"]) for row in rows]
-        labels = pad_sequence(labels, batch_first=True, padding_value=-100)
-    return {"input_ids": input_ids, "attention_mask": is_token.long(), "labels": labels}
+    input_ids, mask = pad_prompts([row["input_ids"] for row in rows], pad_token_id=pad_token_id, side="right")
+    given = [row.get("labels", row["input_ids"]) for row in rows]
+    labels, _ = pad_prompts(given, pad_token_id=IGNORED, side="right")
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
