@@ -21,23 +21,14 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.__future__ import get_overwrite_module_params_on_conversion, set_overwrite_module_params_on_conversion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 CUDA = torch.device("cuda", 0)
 COPIES = {"_to_copy", "copy_", "_copy_from", "_copy_from_and_resize"}
 # Where a CPU tensor of one value is no plain number, but on the wrong device.
-NO_NUMBERS = {
-    "cat",
-    "stack",
-    "gather",
-    "scatter",
-    "scatter_",
-    "scatter_add",
-    "index_select",
-    "index_add",
-    "index_copy",
-}
+NO_NUMBERS = set("cat stack gather scatter scatter_ scatter_add index_select index_add index_copy".split())
 OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -50,8 +41,6 @@ class HostWaits(RuntimeError):
 
 
 class Line(NamedTuple):
-    """A line of a program: `hf_gr.torch.decode:142`."""
-
     module: str
     function: str
     number: int
@@ -60,8 +49,7 @@ class Line(NamedTuple):
         return f"{self.module}:{self.number}"
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(NamedTuple):
     """The host waited for the device."""
 
     why: str
@@ -69,8 +57,7 @@ class Wait:
     region: str | None
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """Memory that an operation made on the device."""
 
     name: str
@@ -81,13 +68,12 @@ class Made:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
         return self.shape.numel() * self.dtype.itemsize
 
 
 @dataclass
 class Log:
-    """What happened on the device: what made the host wait, operations by region (no views), and new memory."""
+    """What made the host wait, the number of operations (no views) by region, and new memory."""
 
     waits: list[Wait] = field(default_factory=list)
     operations: Counter[str | None] = field(default_factory=Counter)
@@ -152,7 +138,6 @@ class PretendCuda:
         self._undo = ExitStack()
 
     def clear(self) -> Log:
-        """Begin a new log."""
         self.log = Log()
         return self.log
 
@@ -166,7 +151,6 @@ class PretendCuda:
             self.region = before
 
     def waits(self, why: str) -> None:
-        """The host waits."""
         self.log.waits.append(Wait(why, line := _line(), self.region))
         if self.debug_mode == "error":
             raise HostWaits(f"{line}: {why} makes the host wait")
@@ -174,8 +158,7 @@ class PretendCuda:
     def record(self, name: str, new: list[Any]) -> None:
         """An operation, and its results in memory of their own."""
         self.log.operations[self.region] += 1
-        line = _line()
-        self.log.made += [Made(name, each.shape, each.dtype, line, self.region) for each in new]
+        self.log.made += [Made(name, each.shape, each.dtype, _line(), self.region) for each in new]
 
     def __enter__(self) -> PretendCuda:
         if torch.cuda.is_available():
@@ -194,16 +177,11 @@ class PretendCuda:
             undo.enter_context(mock.patch.object(torch.version, "cuda", "12.8"))  # NVIDIA's kernels
             undo.enter_context(mock.patch.object(Tensor, "pin_memory", _pinned))
             # A module's parameters are replaced: tensors of the host do not become those of the device in place.
-            # And `torch.tensor(numbers, device=...)` makes a tensor of the CPU and copies it, as on a device.
-            for read, write in (
-                (
-                    torch.__future__.get_overwrite_module_params_on_conversion,
-                    torch.__future__.set_overwrite_module_params_on_conversion,
-                ),
-                (torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors),  # pyright: ignore
-            ):
-                undo.callback(write, read())
-                write(True)
+            undo.callback(set_overwrite_module_params_on_conversion, get_overwrite_module_params_on_conversion())
+            set_overwrite_module_params_on_conversion(True)
+            # `torch.tensor(numbers, device=...)` makes a tensor of the CPU and copies it, as on a device.
+            undo.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())  # pyright: ignore
+            torch._C._set_only_lift_cpu_tensors(True)  # pyright: ignore
             undo.enter_context(_Operations())
             self._undo = undo.pop_all()
         return self
@@ -303,18 +281,14 @@ def _refuse_numpy(func: Any, args: Any, kwargs: Any) -> Any:
     raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it first.")
 
 
-def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(args[0].on_host, *args[1:], **kwargs)
-
-
 # What is no operation, and attention, whose kernels a CPU does not have.
 SPECIAL: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _one_kernel,
     Tensor.tolist: _tolist,
     Tensor.numpy: _refuse_numpy,
     Tensor.__array__: _refuse_numpy,
-    Tensor.data_ptr: _of_values,
-    Tensor.untyped_storage: _of_values,
+    Tensor.data_ptr: lambda func, args, kwargs: func(args[0].on_host),
+    Tensor.untyped_storage: lambda func, args, kwargs: func(args[0].on_host),
 }
 
 
@@ -365,7 +339,7 @@ def _line() -> Line:
 def _device_guard() -> Iterator[None]:
     """torch's switch between devices of this kind, which a CPU build lacks: its own fake one.
 
-    `FakeTensorMode` installs that in a CUDA build whose guard counts no device, so one that counts none comes first.
+    It is installed in the place of a guard that counts no device, so one that counts none comes first.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")

@@ -16,14 +16,9 @@ import torch
 from families import EOS, FAMILIES, PAD, TRIED, VOCABULARY, build, prompts
 from test_parity import allowed_by
 from test_parity import assert_same as assert_same_beams
-from transformers import (
-    CompileConfig,
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationMixin,
-)
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
-from hf_gr import ConstraintIndex, GRGenerationMixin, enable
+from hf_gr import ConstraintIndex, enable
 
 pytestmark = [
     pytest.mark.slow,
@@ -210,26 +205,6 @@ def test_our_own_outputs(family: str, mode: str, ragged: bool) -> None:
         assert_equal(ours.logits, theirs.logits, STATE_TOL)
 
 
-@families
-def test_drafts_change_nothing(family: str) -> None:
-    """Assistants of other and of the same weights."""
-    if family in STATEFUL:
-        pytest.skip("transformers drafts for no model with a recurrent state")
-    options = {**prompts(1, LENGTH), **DETAILS, "output_logits": True, "use_cache": True}
-    model, index = pair(family)[1], catalogue(ragged=True)
-    assistants = build(family, seed=1), build(family)
-    for assistant in assistants:
-        assistant.generation_config.update(num_assistant_tokens=2, num_assistant_tokens_schedule="constant")
-        without(family, **options, assistant_model=assistant, max_new_tokens=4)
-    for num_beams in (1, 3):
-        beams = {"num_beams": num_beams, "num_return_sequences": num_beams}
-        theirs, plain = both(family, index, **options, **beams)
-        assert_same(theirs, plain, num_beams)
-        for assistant in assistants if plain.speculation is not None else ():  # the others can score no tree
-            asked = {**options, **beams, "eos_token_id": index.eos_token_id, "assistant_model": assistant}
-            assert_same(theirs, call(model, **asked, constraint_index=index), num_beams)
-
-
 # What goes in
 
 
@@ -276,19 +251,6 @@ def test_prompts_in_other_forms(family: str, kind: str, num_beams: int) -> None:
     options |= {"num_beams": num_beams, "num_return_sequences": num_beams, **DETAILS}
     without(family, **options)
     assert_same(*both(family, catalogue(ragged=False), **options), num_beams)
-
-
-@families
-def test_no_prompt_at_all(family: str) -> None:
-    model = pair(family)[1]
-    options = {"bos_token_id": 4, "num_beams": 2, "remove_invalid_values": True}
-    without(family, **options)
-    index = catalogue(ragged=False)
-    if model.config.is_encoder_decoder:
-        return  # transformers encodes the begin token of nothing
-    out = call(model, **options, constraint_index=index)
-    same = call(model, **options, input_ids=torch.tensor([[4]]), constraint_index=index)
-    assert out.tolist() == same.tolist()
 
 
 # Caches and forwards
@@ -405,19 +367,6 @@ def test_compiled_forwards(family: str) -> None:
 
 
 # The model around it
-
-
-@families
-def test_the_class_and_its_methods(family: str) -> None:
-    plain, model = pair(family)
-    assert isinstance(model, (GRGenerationMixin, type(plain)))
-    assert type(model).__mro__.index(GRGenerationMixin) < type(model).__mro__.index(GenerationMixin)
-    assert type(model).__name__ == type(plain).__name__
-    given = {"input_ids": torch.tensor([[4, 5, 6]] * 2), "output_attentions": True, "custom": "value", "number": 42}
-    given |= {} if model.config.is_encoder_decoder else {"position_ids": torch.arange(3).expand(2, 3)}
-    theirs, ours = (one.prepare_inputs_for_generation(**given) for one in (plain, model))
-    assert_equal(ours, theirs)
-    assert ours.get("custom") == theirs.get("custom")
 
 
 @families

@@ -113,19 +113,20 @@ def ask(model: Any, inputs: dict[str, torch.Tensor], kind: str, num_beams: int, 
     return model.generate(**inputs, **({"constraint_index": index_of(kind), **how, **DETAILS} | options))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("num_beams", [3, 900])
+@pytest.mark.parametrize(("variant", "num_beams"), [("rnn", 900), *((name, 3) for name in VARIANTS)])
 def test_the_heads_beam_search_equals_the_slow_one(variant: str, num_beams: int) -> None:
-    model, inputs = with_head("qwen3", 5, **VARIANTS[variant]), prompts(2, LONG_PROMPT, padded=True)
+    model, inputs, calls = with_head("qwen3", 5, **VARIANTS[variant]), prompts(2, LONG_PROMPT, padded=True), []
+    handle = model.register_forward_hook(lambda *args: calls.append(1))
     out = ask(model, inputs, "fixed", num_beams)
+    handle.remove()
+    assert len(calls) == 1
     # As many beams as sequences: an exhaustive search. Scores are divided by the length, as transformers does.
     expected = [oracle(model, inputs, row, rows_of("fixed")[0], num_beams) for row in range(2)]
     assert len(expected[0]) == min(num_beams, len(index_of("fixed")))
     assert_answers(out, expected, 5)
     assert out.speculation.target_forwards == 0
-    if num_beams == 3:
-        greedy = ask(model, inputs, "fixed", 1).sequences[:, -5:].tolist()
-        assert greedy == [list(oracle(model, inputs, row, rows_of("fixed")[0], 1)[0][0]) for row in range(2)]
+    greedy = ask(model, inputs, "fixed", 1).sequences[:, -5:].tolist()
+    assert greedy == [list(oracle(model, inputs, row, rows_of("fixed")[0], 1)[0][0]) for row in range(2)]
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *ALIBI, *ENCODER_DECODERS])
@@ -194,14 +195,6 @@ def test_every_row_has_its_own_rules() -> None:
     assert_answers(out, [oracle(model, inputs, row, mine, 10) for row, mine in enumerate(allowed)], 5)
 
 
-def test_the_model_is_called_once() -> None:
-    model, calls = with_head("qwen3", 5), []
-    handle = model.register_forward_hook(lambda *args: calls.append(1))
-    ask(model, prompts(2, 6), "fixed", 4)
-    handle.remove()
-    assert len(calls) == 1
-
-
 def test_scores_over_the_vocabulary_are_those_over_the_codes() -> None:
     model, inputs, index = with_head("qwen3", 5), prompts(2, 6, padded=True), index_of("fixed")
     narrow = ask(model, inputs, "fixed", 7, output_scores=False)
@@ -219,14 +212,10 @@ def test_scores_over_the_vocabulary_are_those_over_the_codes() -> None:
     assert int(is_there.sum()) > 7
 
 
-@pytest.mark.parametrize(
-    "dtypes",
-    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
-    ids=str,
-)
-def test_samples_are_items_in_any_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    model, inputs, index = enable(build("qwen3", dtype=dtypes[0])), prompts(2, 6), index_of("fixed")
-    model.draft_head = new_head(5).to(dtypes[1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_samples_are_items_in_any_dtype(dtype: torch.dtype) -> None:
+    model, inputs, index = enable(build("qwen3", dtype=torch.bfloat16)), prompts(2, 6), index_of("fixed")
+    model.draft_head = new_head(5).to(dtype)
     for num_beams in (1, 20):
         out = ask(model, inputs, "fixed", num_beams, do_sample=True, top_k=0, num_return_sequences=20)
         assert all(index.items(out.sequences[:, 6:]))
@@ -318,7 +307,7 @@ def check_strict(seed: int) -> tuple[int, int]:
     return drafted.speculation.target_forwards, plain.speculation.target_forwards
 
 
-@pytest.mark.parametrize("number", [50, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [25, pytest.param(300, marks=pytest.mark.slow)])
 def test_self_speculation_changes_nothing(number: int) -> None:
     forwards = [check_strict(seed) for seed in range(number)]
     assert all(drafted <= plain for drafted, plain in forwards)
@@ -368,9 +357,6 @@ def test_relaxed_verification_takes_a_head() -> None:
     out = ask(with_head("qwen3", 5), prompts(2, 6), "fixed", 6, verification="relaxed")
     assert all(index_of("fixed").items(out.sequences[:, 6:]))
     assert all(len({tuple(path) for path in row}) == 6 for row in out.sequences.view(2, 6, -1).tolist())
-
-
-# A test that cannot fail is a defect
 
 
 # Bad input

@@ -10,28 +10,25 @@ import itertools
 import logging
 import random
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from data_sets import BEAUTY, needs_beauty
-from families import DECODERS, ENCODER_DECODERS, EOS, PAD, VOCABULARY, build, prompts, shared
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, SynthIDTextWatermarkingConfig
+from families import DECODERS, ENCODER_DECODERS, EOS, PAD, build, prompts, shared
+from transformers import DynamicCache, SynthIDTextWatermarkingConfig
 
-from hf_gr import ConstraintIndex, SemanticIds, enable
+from hf_gr import ConstraintIndex, enable
 from hf_gr.core import auto
 from hf_gr.core.auto import Costs
 from hf_gr.generation import messages
-from hf_gr.generation.torch import encoder_decoders
 from hf_gr.generation.torch.caches import of_decoder
-from hf_gr.torch import decode as loop
-from hf_gr.torch import drafters, scorers, tree
+from hf_gr.torch import scorers
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 8 log-probabilities, whose forwards differ in the order of additions
 TIE_TOL = 1e-5  # what rounding explains: sequences whose scores differ by less may come in either order
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+BEAMS = {"num_beams": 5, "num_return_sequences": 5}
 LONG_PROMPT = 9  # longer than the sliding windows
 
 
@@ -171,98 +168,48 @@ def check_random(seed: int) -> int:
     return num_rows
 
 
-def cheap_costs(*args: Any) -> Costs:
-    """As if forwards were dear, so that "auto" drafts without being timed in every shape."""
-    return Costs(forward=1.0, token=1e-3)
-
-
-def check_prompts(first_seed: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "costs_of", cheap_costs)
-    checked, seed = 0, first_seed
-    while checked < number:
-        checked += check_random(seed)
-        seed += 1
-
-
-def test_drafts_change_nothing_on_random_prompts_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_prompts(0, 120, monkeypatch)
-
-
-@pytest.mark.slow
-def test_drafts_change_nothing_on_many_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_prompts(10**6, 10_000, monkeypatch)
+@pytest.mark.parametrize("number", [70, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_drafts_change_nothing_on_random_prompts_and_settings(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if forwards were dear, so that "auto" drafts without being timed in every shape.
+    monkeypatch.setattr(auto, "costs_of", lambda *args: Costs(forward=1.0, token=1e-3))
+    seeds = itertools.count(number)
+    while number > 0:
+        number -= check_random(next(seeds))
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODER_DECODERS])
-@pytest.mark.parametrize("kind", ["trie", "inverted", "itself"])
-def test_drafts_change_nothing_in_any_family(family: str, kind: str) -> None:
-    target = enable(shared(family))
-    inputs = prompts(2, LONG_PROMPT, padded=True)
-    for index in (index_of("fixed"), index_of("ragged")):
-        settings = {
-            "constraint_index": index,
-            "num_beams": 6,
-            "num_return_sequences": 6,
-            "pad_token_id": PAD,
-            **DETAILS,
-        }
-        draft: dict[str, Any] = {"drafting": "trie", "draft_token_budget": 60}
-        if kind != "trie":
-            draft = {"assistant_model": draft_of(kind, target), "draft_token_budget": 1, "num_assistant_tokens": 3}
+def test_drafts_change_nothing_in_any_family(family: str) -> None:
+    target, inputs = enable(shared(family)), prompts(2, LONG_PROMPT, padded=True)
+    settings = {"constraint_index": index_of("ragged"), "pad_token_id": PAD, **BEAMS, **DETAILS}
+    plain = target.generate(**inputs, **settings)
+    wrong = {"assistant_model": inverted(target), "draft_token_budget": 1, "num_assistant_tokens": 3}
+    for draft in ({"drafting": "trie", "draft_token_budget": 60}, wrong):
         drafted = target.generate(**inputs, **settings, **draft)
-        assert_same(drafted, target.generate(**inputs, **settings))
+        assert_same(drafted, plain)
         assert drafted.speculation.drafted_steps.any()
-
-
-@pytest.mark.parametrize("kind", ["trie", "small"])
-def test_sampling_under_a_strict_draft_follows_its_seed(kind: str) -> None:
-    target, inputs = model_of("qwen3"), prompts(3, 8, padded=True)
-    draft = {"drafting": "trie"} if kind == "trie" else {"assistant_model": draft_of(kind, target)}
-    for settings in ({"num_beams": 5, "num_return_sequences": 5}, {"num_beams": 1, "num_return_sequences": 5}):
-        options = {**settings, "constraint_index": index_of("fixed"), "do_sample": True, "top_k": 0, **DETAILS}
-        results = [target.generate(**inputs, **options, **extra, seed=3) for extra in ({}, draft)]
-        assert results[1].sequences.tolist() == results[0].sequences.tolist()
-        generators = [torch.Generator().manual_seed(3) for _ in range(2)]
-        given = [target.generate(**inputs, **options, **draft, generator=one) for one in generators]
-        assert given[0].sequences.tolist() == given[1].sequences.tolist()
 
 
 # What else a call may ask for
 
 
-class _StopBehind(StoppingCriteria):
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return input_ids[:, -1] == self.token
-
-
-class _Favour(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores + 0.1 * (input_ids[:, -1:] % 7)
-
-
-@pytest.mark.parametrize("kind", ["trie", "small"])
 @pytest.mark.parametrize(
-    "extra",
+    ("kind", "extra"),
     [
-        {"stopping_criteria": [_StopBehind(7)]},
-        {"logits_processor": [_Favour()]},
-        {"renormalize_logits": True},
-        {"bad_words_ids": [[5], [7, 9]], "no_repeat_ngram_size": 2},
-        {"output_logits": True},
-        {"length_penalty": -1.0, "num_return_sequences": 2},
-        {"prefix_allowed_tokens_fn": lambda batch, tokens: list(range(3, 20))},
-        {"prefill_chunk_size": 4},
+        ("trie", {"stopping_criteria": [lambda tokens, scores, **kwargs: tokens[:, -1] == 7]}),
+        ("small", {"logits_processor": [lambda tokens, scores: scores + 0.1 * (tokens[:, -1:] % 7)]}),
+        ("trie", {"renormalize_logits": True, "output_logits": True}),
+        ("small", {"bad_words_ids": [[5], [7, 9]], "no_repeat_ngram_size": 2}),
+        ("small", {"output_logits": True}),
+        ("trie", {"length_penalty": -1.0, "num_return_sequences": 2}),
+        ("trie", {"prefix_allowed_tokens_fn": lambda batch, tokens: list(range(3, 20))}),
+        ("small", {"prefill_chunk_size": 4}),
     ],
-    ids=lambda extra: next(iter(extra)),
+    ids=lambda given: given if isinstance(given, str) else next(iter(given)),
 )
 def test_drafts_go_with_all_that_plain_search_takes(kind: str, extra: dict[str, Any]) -> None:
     target, inputs = model_of("qwen3"), prompts(2, LONG_PROMPT)
     draft = {"drafting": "trie"} if kind == "trie" else {"assistant_model": draft_of(kind, target)}
-    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, "pad_token_id": PAD}
-    options |= {**DETAILS, **extra}
+    options = {"constraint_index": index_of("fixed"), "pad_token_id": PAD, **BEAMS, **DETAILS, **extra}
     plain = target.generate(**inputs, **options)
     drafted = target.generate(**inputs, **options, **draft, draft_token_budget=40)
     assert_same(drafted, plain)
@@ -277,7 +224,7 @@ def test_drafts_go_with_all_that_plain_search_takes(kind: str, extra: dict[str, 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gpt2"])
 def test_nodes_in_the_prompts_forward_follow_positions_of_the_call(family: str) -> None:
     target, inputs = model_of(family), prompts(2, LONG_PROMPT)
-    options = {"constraint_index": index_of("dense"), "num_beams": 5, "num_return_sequences": 5, **DETAILS}
+    options = {"constraint_index": index_of("dense"), **BEAMS, **DETAILS}
     options["position_ids"] = 3 + 2 * torch.arange(LONG_PROMPT).expand(2, -1)
     plain = target.generate(**inputs, **options)
     drafted = target.generate(**inputs, **options, drafting="trie", draft_token_budget=200)
@@ -303,15 +250,14 @@ def test_processors_that_keep_state_see_every_level_once(
     assert "keeps state between levels: decoding without a draft" in caplog.text
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])
-def test_a_prefilled_prompt_is_drafted_from_and_left_as_it_is(family: str) -> None:
-    target, inputs = model_of(family), prompts(2, LONG_PROMPT, padded=True)
+def test_a_prefilled_prompt_is_drafted_from_and_left_as_it_is() -> None:
+    target, inputs = model_of("mistral"), prompts(2, LONG_PROMPT, padded=True)
     cache_ = DynamicCache(config=target.config)
     head = {name: value[:, :5] for name, value in inputs.items()}
     extra = {"position_ids": (head["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
     with torch.no_grad():
         target(**head, **extra, past_key_values=cache_, use_cache=True)
-    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, **DETAILS}
+    options = {"constraint_index": index_of("fixed"), **BEAMS, **DETAILS}
     plain = target.generate(**inputs, **options)
     for draft in ({"drafting": "trie"}, {"assistant_model": small_llama(), "draft_token_budget": 1}):
         out = target.generate(**inputs, **options, **draft, past_key_values=cache_)
@@ -320,64 +266,37 @@ def test_a_prefilled_prompt_is_drafted_from_and_left_as_it_is(family: str) -> No
         assert out.past_key_values.get_seq_length() == LONG_PROMPT
 
 
-def test_a_batch_is_its_rows() -> None:
-    target, inputs = model_of("gemma2"), prompts(4, LONG_PROMPT, padded=True)
-    options = {"num_beams": 5, "num_return_sequences": 5, "assistant_model": small_llama(), **DETAILS}
-    index = index_of("ragged")
-    views = [index, index.where([3, 4, 5]), index.where(range(300)), index]
-    excluded = [[], [4], list(range(200)), []]
-    together = target.generate(**inputs, **options, constraint_index=views, exclude_items=excluded, pad_token_id=PAD)
-    for row in range(4):
-        one = {name: value[row : row + 1] for name, value in inputs.items()}
-        alone = target.generate(
-            **one, **options, constraint_index=[views[row]], exclude_items=[excluded[row]], pad_token_id=PAD
-        )
-        here = slice(5 * row, 5 * row + 5)
-        torch.testing.assert_close(together.sequences_scores[here], alone.sequences_scores, atol=SCORE_TOL, rtol=0)
-        length = alone.sequences.shape[1]
-        assert together.sequences[here, :length].tolist() == alone.sequences.tolist()
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "t5"])
+@pytest.mark.parametrize("family", ["gemma2", "t5"])
 def test_rows_go_on_by_themselves(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Budgets that some rows' subtrees fit and others' do not, and a draft that is right for some.
     target, inputs, index = model_of(family), prompts(6, LONG_PROMPT), index_of("fixed")
     views = [index.where(range(number)) for number in (700, 6, 60, 700, 2, 200)]
     options = {"num_beams": 4, "num_return_sequences": 4, "pad_token_id": PAD, **DETAILS}
     plain = target.generate(**inputs, **options, constraint_index=views)
-    depths: list[Any] = []
+    depths, score = [], scorers.TreeScorer.score
+
+    def spied(self: Any, levels: Any, *, depth: Any) -> Any:
+        depths.append(depth)
+        return score(self, levels, depth=depth)
+
     for draft in (
         {"drafting": "trie", "draft_token_budget": 16},
         {"assistant_model": draft_of("small", target), "draft_token_budget": 1, "num_draft_beams": 16},
     ):
         with monkeypatch.context() as patch:
-            spy_on_depths(scorers.TreeScorer, depths, patch)
+            patch.setattr(scorers.TreeScorer, "score", spied)
             out = target.generate(**inputs, **options, **draft, constraint_index=views)
         assert_same(out, plain)
+        rows = [{name: value[row : row + 1] for name, value in inputs.items()} for row in range(6)]
         alone = [
-            target.generate(
-                **{name: value[row : row + 1] for name, value in inputs.items()},
-                **options,
-                **draft,
-                constraint_index=views[row],
-            )
-            for row in range(6)
+            target.generate(**one, **options, **draft, constraint_index=view)
+            for one, view in zip(rows, views, strict=True)
         ]
         forwards = [one.speculation.target_forwards for one in alone]
         assert out.speculation.target_forwards == max(forwards) > min(forwards)
         steps = [one.speculation.accepted_steps.tolist() for one in alone]
         assert [[number] for number in out.speculation.accepted_steps.tolist()] == steps
     assert any(not isinstance(depth, int) for depth in depths), "rows were never at different levels"
-
-
-def spy_on_depths(scorer: Any, depths: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    right = scorer.score
-
-    def score(self: Any, levels: Any, *, depth: Any) -> Any:
-        depths.append(depth)
-        return right(self, levels, depth=depth)
-
-    monkeypatch.setattr(scorer, "score", score)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])
@@ -425,20 +344,9 @@ def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
     assert drafted.speculation.target_forwards == 1
 
 
-@needs_beauty
-def test_the_beauty_catalogue_takes_two_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "examples" / "benchmark"))
-    from beauty_data import read_items
-
-    item_ids, codes = read_items(BEAUTY)
-    ids = SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * 4, offset=1)
-    _, drafted = speculate(ids.constraint_index(), 20)
-    assert drafted.speculation.target_forwards == 1  # and the prompt's, which scores all of level 1
-
-
 @pytest.mark.parametrize(("num_codes", "forwards"), [(256, 3), (2048, 4)])
-def test_eight_tokens_of_a_million_items_take_four_forwards(num_codes: int, forwards: int) -> None:
-    rows = np.random.default_rng(0).integers(0, num_codes, size=(1_000_000, 8))
+def test_eight_tokens_of_many_items_take_four_forwards(num_codes: int, forwards: int) -> None:
+    rows = np.random.default_rng(0).integers(0, num_codes, size=(200_000, 8))
     _, drafted = speculate(ConstraintIndex.from_sequences(rows), 20)
     assert drafted.speculation.target_forwards <= forwards
 
@@ -483,20 +391,15 @@ def test_the_trie_takes_over_from_a_draft_only_where_it_reaches_the_end() -> Non
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_relaxed_results_follow_the_generator_or_the_seed(family: str) -> None:
     target, inputs = model_of(family), prompts(2, 8)
-    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, "top_k": 0}
-    options |= {
-        "assistant_model": draft_of("small", target),
-        "verification": "relaxed",
-        "draft_token_budget": 1,
-        **DETAILS,
-    }
+    options = {"constraint_index": index_of("fixed"), "top_k": 0, "verification": "relaxed", "draft_token_budget": 1}
+    options |= {"assistant_model": draft_of("small", target), **BEAMS, **DETAILS}
 
     def run(seed: int, *, as_generator: bool) -> list[list[int]]:
-        if as_generator:
-            out = target.generate(**inputs, **options, generator=torch.Generator().manual_seed(seed))
-        else:
-            torch.manual_seed(seed)
-            out = target.generate(**inputs, **options)
+        torch.manual_seed(9 if as_generator else seed)
+        given = {"generator": torch.Generator().manual_seed(seed)} if as_generator else {}
+        state = torch.get_rng_state()
+        out = target.generate(**inputs, **options, **given)
+        assert torch.equal(state, torch.get_rng_state()) == as_generator
         assert bool(out.speculation.drafted_steps.any())
         return out.sequences.tolist()
 
@@ -504,14 +407,11 @@ def test_relaxed_results_follow_the_generator_or_the_seed(family: str) -> None:
         first = run(0, as_generator=as_generator)
         assert first == run(0, as_generator=as_generator)
         assert first != run(1, as_generator=as_generator)
-    state = torch.get_rng_state()
-    run(0, as_generator=True)
-    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_relaxed_gives_as_many_distinct_items_as_there_are() -> None:
     target, inputs = model_of("qwen3"), prompts(3, 8, padded=True)
-    for seed in range(25):
+    for seed in range(8):
         rng = random.Random(seed)
         index = index_of(rng.choice(("fixed", "ragged", "sparse", "dense")))
         views = [index.where(rng.sample(index.item_ids.tolist(), number)) for number in (2, 40, index.num_items)]
@@ -527,99 +427,6 @@ def test_relaxed_gives_as_many_distinct_items_as_there_are() -> None:
             paths = {tuple(path) for path in out.sequences[here, 8:].tolist() if set(path) != {PAD}}
             assert len(paths) == min(num_beams, len(view))
             assert sum(map(bool, view.items(out.sequences[here, 8:]))) == len(paths)
-
-
-# Planted errors
-
-
-def siblings(right: Any) -> Any:
-    """All nodes of a level see the first of them, as if it were an ancestor of theirs."""
-
-    def mask(self: tree.Tree, *args: Any, **kwargs: Any) -> torch.Tensor:
-        seen = right(self, *args, **kwargs)
-        first = seen.shape[-1] - self.num_slots + int(self.ancestry[0, 0, -1])
-        seen[..., first] = True
-        return seen
-
-    return mask
-
-
-def shallow(right: Any) -> Any:
-    """Positions of all levels of a forward are those of the first."""
-
-    def positions(self: Any, depths: Any) -> Any:
-        right_ones = right(self, depths)
-        return right_ones[..., :1].expand_as(right_ones)
-
-    return positions
-
-
-def children_dropped(right: Any) -> Any:
-    def all_children(legal: Any, wanted: Any, *, width: int, dead_state: int) -> Any:
-        nodes = right(legal, wanted, width=width, dead_state=dead_state)
-        nodes.states[:, 1::2] = dead_state
-        return nodes
-
-    return all_children
-
-
-def open_prompt(right: Any) -> Any:
-    """The prompt sees the first node that is read with it."""
-
-    def attention(prompt_mask: Any, num_slots: int, window: Any = None) -> Any:
-        seen = right(prompt_mask, num_slots, window)
-        seen[..., prompt_mask.shape[-1]] = True
-        return seen
-
-    return attention
-
-
-PLANTED: dict[str, tuple[Any, str, Any, str]] = {
-    "siblings are seen": (tree.Tree, "attention_mask", siblings, "qwen3"),
-    "depths are forgotten": (scorers.TreeScorer, "_positions", shallow, "qwen3"),
-    "the prompt sees what follows": (scorers, "prompt_attention", open_prompt, "qwen3"),
-    "distances are those of the cache": (
-        encoder_decoders.EncoderDecoder,
-        "_bias",
-        lambda right: lambda *args: 0 * right(*args),
-        "t5",
-    ),
-    "all positions are one": (
-        encoder_decoders,
-        "_positions",
-        lambda right: lambda table, positions: right(table, torch.ones_like(positions)),
-        "bart",
-    ),
-    "children are dropped": (drafters, "_all_children", children_dropped, "qwen3"),
-    "places are off by one": (
-        loop,
-        "locate",
-        lambda right: lambda *args: (right(*args)[0].roll(1, 1), right(*args)[1]),
-        "qwen3",
-    ),
-    "everything is found": (
-        loop,
-        "locate",
-        lambda right: lambda *args: (right(*args)[0], torch.ones_like(right(*args)[1])),
-        "qwen3",
-    ),
-}
-
-
-@pytest.mark.parametrize("error", PLANTED)
-def test_a_planted_error_is_seen(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, name, spoil, family = PLANTED[error]
-    target, inputs = model_of(family), prompts(2, LONG_PROMPT)
-    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, **DETAILS}
-    plain = target.generate(**inputs, **options)
-    monkeypatch.setattr(home, name, spoil(getattr(home, name)))
-
-    def check() -> None:
-        for draft in ({"drafting": "trie"}, {"assistant_model": draft_of("small", target), "draft_token_budget": 1}):
-            assert_same(target.generate(**inputs, **options, **draft), plain)
-
-    with pytest.raises(AssertionError):
-        check()
 
 
 def test_relaxed_is_not_cut_to_fifty_candidates() -> None:
@@ -657,7 +464,7 @@ def test_a_draft_model_needs_tokens() -> None:
     assert drafted.speculation.target_forwards < index_of("fixed").max_length - 1
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "gptj", "bart"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "bart"])
 def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: str) -> None:
     # A decoder has 6 tokens behind 3 of padding, and reads all of a sequence but its last two; an encoder has 9.
     target, inputs = model_of(family), prompts(2, LONG_PROMPT, padded=family != "bart")
@@ -692,16 +499,6 @@ def test_short_catalogues_need_no_forward_after_the_prompts(length: int) -> None
         assert out.speculation.drafted_steps.tolist() == [length - 1] * 2
 
 
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call: Any) -> list[str]:
-    """What two equal calls log."""
-    monkeypatch.setattr(messages, "_SAID", set())
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="hf_gr.generation"):
-        call()
-        call()
-    return [record.message for record in caplog.records if record.name == "hf_gr.generation"]
-
-
 def test_a_budget_for_nothing_means_plain_beams() -> None:
     target, inputs = model_of("qwen3"), prompts(2, 6)
     options = {"constraint_index": index_of("dense"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
@@ -712,27 +509,21 @@ def test_a_budget_for_nothing_means_plain_beams() -> None:
     assert not out.speculation.drafted_nodes.any()
 
 
-class _Always(StoppingCriteria):
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.ones(len(input_ids), dtype=torch.bool)
-
-
-@pytest.mark.parametrize("draft", [{"drafting": "trie"}, {"assistant_model": "small"}], ids=str)
+@pytest.mark.parametrize("kind", ["trie", "small"])
 @pytest.mark.parametrize("asked", [{"use_cache": False}, {"synced_gpus": True}, {"family": "bloom"}], ids=str)
 def test_where_nothing_can_be_drafted_that_is_said_once(
-    draft: dict[str, Any], asked: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kind: str, asked: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = dict(asked)
-    target, inputs = model_of(asked.pop("family", "qwen3")), prompts(2, 6)
-    options = {"constraint_index": index_of("fixed"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    monkeypatch.setattr(messages, "_SAID", set())
+    given = dict(asked)
+    target, inputs = model_of(given.pop("family", "qwen3")), prompts(2, 6)
+    options = {"constraint_index": index_of("fixed"), **BEAMS, **DETAILS}
+    draft = {"drafting": "trie"} if kind == "trie" else {"assistant_model": small_llama()}
     plain = target.generate(**inputs, **options)
-    draft = {"assistant_model": small_llama()} if "assistant_model" in draft else draft
-
-    def call() -> None:
-        assert_same(target.generate(**inputs, **options, **draft, **asked), plain)
-
-    messages = said(caplog, monkeypatch, call)
-    assert sum("without a draft" in message for message in messages) == 1
+    with caplog.at_level(logging.WARNING, logger="hf_gr.generation"):
+        for _ in range(2):
+            assert_same(target.generate(**inputs, **options, **draft, **given), plain)
+    assert sum("without a draft" in record.message for record in caplog.records) == 1
 
 
 def test_a_model_without_a_draft_counts_its_forwards() -> None:
@@ -743,7 +534,3 @@ def test_a_model_without_a_draft_counts_its_forwards() -> None:
         assert out.speculation.target_forwards == index_of("fixed").max_length - 1
         assert out.speculation.draft_forwards == 0
         assert out.speculation.drafted_nodes.tolist() == out.speculation.accepted_steps.tolist() == [0, 0]
-
-
-def test_vocabularies_match() -> None:
-    assert small_llama().config.vocab_size == VOCABULARY

@@ -11,7 +11,6 @@ import itertools
 import json
 import pickle
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ from hf_gr import (
 )
 from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts, mixin, scorers
-from hf_gr.generation.torch.encoder_decoders import _Lookup, _positions
+from hf_gr.generation.torch.encoder_decoders import _positions
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
 SMALL = [[5, 9, 4], [5, 9, 6], [5, 3, 3], [7, 8, 9], [7, 8, 10]]
@@ -53,6 +52,7 @@ ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 4))
 INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 4].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS)
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+WIDE = {"num_beams": 5, "num_return_sequences": 5}
 LOOP = {"use_cache": False}  # decodes in transformers' own loop
 
 
@@ -96,7 +96,7 @@ def test_beams_equal_the_slow_reference(index: ConstraintIndex, forbidden: list[
     torch.testing.assert_close(out.sequences_scores, scores, atol=SCORE_TOL, rtol=0, check_dtype=False)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "bloom", "t5", "mamba"])
+@pytest.mark.parametrize("family", ["qwen3", "bloom", "t5"])
 @pytest.mark.parametrize(("ragged", "padding"), [(False, PAD), (True, PAD), (False, None)])
 def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged: bool, padding: int | None) -> None:
     model = enabled(family) if padding == PAD else enable(build(family, config={"pad_token_id": None}))
@@ -128,18 +128,6 @@ def test_without_an_end_there_is_no_item(how: dict[str, Any]) -> None:
     assert (generated(out, inputs) == EOS).all()
 
 
-def test_resized_embeddings_decide_over_a_head_that_says_otherwise() -> None:
-    """Resizing leaves `out_features` as it was in heads that are tied by hand, as Marian's."""
-    model = build("qwen3")
-    model.resize_token_embeddings(VOCABULARY + 8)
-    model.lm_head.out_features = VOCABULARY
-    index = ConstraintIndex.from_sequences([[VOCABULARY + 7, 5]])
-    inputs = prompts(1, 6)
-    assert generated(enable(model).generate(**inputs, constraint_index=index), inputs).tolist() == [
-        [VOCABULARY + 7, 5]
-    ]
-
-
 @pytest.mark.parametrize("how", [{}, LOOP], ids=str)
 @pytest.mark.parametrize(
     ("rows", "end", "excluded", "expected"),
@@ -158,18 +146,15 @@ def test_a_missing_row_spells_no_item(rows: Any, end: int | None, excluded: Any,
     assert sorted(index.items(generated(out, inputs))) == [[]] * (4 - len(expected)) + expected
 
 
-@pytest.mark.parametrize("family", ["qwen3", "bloom", "t5"])
-@pytest.mark.parametrize(
-    "width", [{}, {"num_return_sequences": 4}, {"num_beams": 5, "num_return_sequences": 5}], ids=str
-)
+@pytest.mark.parametrize("family", ["qwen3", "bloom"])
+@pytest.mark.parametrize("width", [{"num_return_sequences": 4}, WIDE], ids=str)
 def test_sampling_gives_items_only_and_follows_the_seed(family: str, width: dict[str, int]) -> None:
-    model, inputs = enabled(family), prompts(3, 8, padded=True)
+    inputs, results = prompts(3, 8, padded=True), []
     options = {"do_sample": True, "temperature": 3.0, "top_k": 20, "top_p": 0.95, **width}
-    results = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        results.append(model.generate(**inputs, constraint_index=RAGGED, **options))
-    answers = results[0][:, 1 if model.config.is_encoder_decoder else 8 :]
+        results.append(enabled(family).generate(**inputs, constraint_index=RAGGED, **options))
+    answers = generated(results[0], inputs)
     assert all(RAGGED.items(answers))
     assert results[0].tolist() == results[1].tolist() != results[2].tolist()
     if "num_beams" in width:  # drawn without replacement
@@ -254,8 +239,7 @@ def test_a_users_prefix_function_narrows_the_catalogue() -> None:
     torch.testing.assert_close(out.sequences_scores[0], expected.sequences_scores[0], atol=SCORE_TOL, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text"])
-@pytest.mark.parametrize("cut", [4, 8])
+@pytest.mark.parametrize(("family", "cut"), [("qwen3", 8), ("gemma3_text", 4)])
 def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> None:
     model, inputs = enabled(family), prompts(2, 9, padded=True)
     cache = DynamicCache(config=model.config)
@@ -264,7 +248,7 @@ def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> 
     with torch.no_grad():
         model(**head, position_ids=positions, past_key_values=cache, use_cache=True)
     before = [layer.keys.clone() for layer in cache.layers]
-    common = {**inputs, "constraint_index": INDEX, "num_beams": 5, "num_return_sequences": 5, **DETAILS}
+    common = {**inputs, "constraint_index": INDEX, **WIDE, **DETAILS}
     expected = model.generate(**common)
     for _ in range(2):
         out = model.generate(**common, past_key_values=cache)
@@ -274,8 +258,8 @@ def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> 
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "t5", "bart"])
-@pytest.mark.parametrize("width", [{"num_beams": 5, "num_return_sequences": 5}, {}], ids=str)
+@pytest.mark.parametrize("family", ["mistral", "t5", "bart"])
+@pytest.mark.parametrize("width", [WIDE, {}], ids=str)
 def test_a_returned_cache_serves_the_same_prompt_again(family: str, width: dict[str, int]) -> None:
     model = enabled(family)
     for padded in (False, True):
@@ -290,34 +274,18 @@ def test_a_returned_cache_serves_the_same_prompt_again(family: str, width: dict[
             assert cache.get_seq_length() == held
 
 
-@pytest.mark.parametrize("family", ["qwen3", "t5"])
-def test_embeddings_may_take_the_place_of_tokens(family: str) -> None:
-    model, inputs = enabled(family), prompts(2, 7)
-    embeds = {
-        "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]),
-        "attention_mask": inputs["attention_mask"],
-    }
-    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4, num_return_sequences=4)
-    out = model.generate(**embeds, constraint_index=INDEX, num_beams=4, num_return_sequences=4)
-    assert out[:, -4:].tolist() == expected[:, -4:].tolist()
-
-
-NO_DROPOUT = {"t5": {"dropout_rate": 0.0}, "bart": {"dropout": 0.0}}
-
-
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.parametrize("family", ["llama", "bart", "t5"])
+@pytest.mark.parametrize("family", ["llama", "t5"])
 def test_gradient_checkpointing_in_training_mode_changes_nothing(
     family: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "_SAID", set())
-    model = enable(build(family, config=NO_DROPOUT.get(family)))
+    model = enable(build(family, config={"dropout_rate": 0.0} if family == "t5" else None))
     common = {**prompts(2, 9, padded=True), "constraint_index": INDEX, "pad_token_id": PAD, **DETAILS}
     wide = {"num_beams": 4, "num_return_sequences": 4}
-    ways = [{}, wide, wide | {"drafting": "trie"}, wide | {"assistant_model": shared(family)}]
-    if family != "bart":
-        model.add_draft_head(INDEX)
-        ways = [{}, wide | {"drafting": "head"}, wide | {"drafting": "head", "verification": "strict"}]
+    model.add_draft_head(INDEX)
+    ways = [{}, wide, wide | {"drafting": "trie"}]
+    ways += [wide | {"drafting": "head"}, wide | {"drafting": "head", "verification": "strict"}]
     expected = [model.generate(**common, **way).sequences.tolist() for way in ways]
     model.gradient_checkpointing_enable()
     assert model.generate(**common, **ways[0]).sequences.tolist() == expected[0]
@@ -390,9 +358,6 @@ def test_positions_of_nodes_are_one_threads_own() -> None:
         file.seek(0)
         for one in (twin, torch.load(file, weights_only=False)):
             assert torch.equal(one(**plain).logits, before)
-    lookup = _Lookup(positions, threading.get_ident())
-    with ThreadPoolExecutor(1) as other:  # which PyTorch calls without keywords while this thread adds or removes them
-        assert other.submit(lookup.before, model, ()).result() is None
 
 
 @pytest.mark.parametrize(("family", "shape"), [("t5", (2, 4, 1)), ("bart", (2, 4, 1)), ("qwen3", (2, 2, 9))])
@@ -445,60 +410,25 @@ def test_forced_tokens_that_a_catalogue_lacks_do_not_matter() -> None:
     assert all(INDEX.items(out[:, 1:]))
 
 
-def test_arguments_that_no_layout_continues_go_through_the_processor() -> None:
-    model, inputs = enabled("gpt2"), prompts(1, 6)
-    options = {**inputs, "token_type_ids": torch.ones_like(inputs["input_ids"]), "num_beams": 4, **DETAILS}
-    out = model.generate(**options, constraint_index=INDEX)
-    expected = GenerationMixin.generate(model, **options, **legal_after(6))
-    assert out.sequences.tolist() == expected.sequences.tolist()
-    torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_the_processor_path_means_the_same(num_beams: int) -> None:
-    # One prompt: without an end token transformers' greedy search continues a row until all rows are finished.
-    model, inputs = enabled(), prompts(1, 6)
-    token = int(model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)[0, 7])
-    fixed = ConstraintIndex.from_sequences(np.random.default_rng(3).integers(0, 9, size=(100, 4)))
-    for options in (
-        {"constraint_index": INDEX, "stopping_criteria": stops_after(token)},
-        {"constraint_index": fixed, "eos_token_id": 2},
-    ):
-        common = {**inputs, **options, "num_beams": num_beams, "pad_token_id": PAD}
-        expected = model.generate(**common).tolist()
-        assert model.generate(**common, **LOOP).tolist() == expected
-
-
-FORBIDDING = {"renormalize_logits": True, "suppress_tokens": [3, 8]}
-
-
-@pytest.mark.parametrize(
-    "index",
-    [
-        ConstraintIndex.from_sequences(SMALL),
-        ConstraintIndex.from_sequences(SMALL, eos_token_id=EOS),
-        ConstraintIndex.from_sequences([row[: 1 + i % 3] for i, row in enumerate(SMALL)], eos_token_id=EOS),
-    ],
-    ids=["fixed", "end", "ragged"],
-)
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("width", [{"num_beams": 7, "num_return_sequences": 7}, {"num_beams": 2}, {}], ids=str)
 @pytest.mark.parametrize(
     "options",
     [
         {"max_new_tokens": 9},
         {"max_length": 20, "early_stopping": "never"},
-        {"length_penalty": 8.0},
         {"length_penalty": -8.0},
         {"length_penalty": 8.0, "early_stopping": True},
-        FORBIDDING,
+        {"renormalize_logits": True, "suppress_tokens": [3, 8]},
         {"bad_words_ids": [[9], [3]]},
         {"pad_token_id": 0, "max_new_tokens": 9},
         {"min_new_tokens": 3},
     ],
     ids=str,
 )
-def test_transformers_loop_answers_as_ours(index: ConstraintIndex, width: dict, options: dict) -> None:
-
+def test_transformers_loop_answers_as_ours(ragged: bool, width: dict, options: dict) -> None:
+    rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if ragged else SMALL
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS)
     common = {**prompts(2, 6, padded=True), "constraint_index": index, "pad_token_id": PAD, **DETAILS}
     ours, theirs = (enabled().generate(**{**common, **width, **options, **loop}) for loop in ({}, LOOP))
     assert theirs.sequences.tolist() == ours.sequences.tolist()
@@ -516,12 +446,12 @@ def test_items_whose_end_is_forbidden_are_no_answers_of_transformers_loop(how: d
     assert index.items(generated(out, inputs)) == [[]] * 8
 
 
-SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=2)
+PATHS = {"num_beams": 1, "do_sample": True, "num_return_sequences": 5}
 
 
-@pytest.mark.parametrize("stops", [False, True])
-@pytest.mark.parametrize("level", [0, 1, 2])
-@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    ("stops", "level", "do_sample"), [(False, 0, True), (False, 2, False), (True, 1, False), (True, 2, True)]
+)
 def test_scores_that_are_no_numbers_end_paths(stops: bool, level: int, do_sample: bool) -> None:
     inputs, length = prompts(2, 7), 7 + level
     index = ConstraintIndex.from_sequences([[3, 4, 5], [3, 5, 4], [6, 7, 8], [6, 7, 9]])
@@ -544,15 +474,13 @@ def test_scores_that_are_no_numbers_end_paths(stops: bool, level: int, do_sample
     "options",
     [
         {"num_beams": 1},
-        {"num_beams": 1, "do_sample": True, "num_return_sequences": 5},
-        {"num_beams": 1, "do_sample": True, "num_return_sequences": 5, "drafting": "trie"},
-        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5},
-        {"num_beams": 5, "verification": "relaxed", "num_return_sequences": 5, "assistant": True},
-        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5, "eta_cutoff": 0.2},
-        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5, "top_h": 0.5},
-        {"num_beams": 5, "num_return_sequences": 5, "watermarking_config": SYNTH_ID},
-        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5, **LOOP},
-        {"num_beams": 1, "do_sample": True, "num_return_sequences": 5, **LOOP},
+        {**PATHS, "drafting": "trie"},
+        {**PATHS, **LOOP},
+        {**WIDE, "verification": "relaxed", "assistant": True},
+        {**WIDE, "do_sample": True, "eta_cutoff": 0.2},
+        {**WIDE, "do_sample": True, "top_h": 0.5},
+        {**WIDE, "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=2)},
+        {**WIDE, "do_sample": True, **LOOP},
     ],
     ids=str,
 )
@@ -597,7 +525,7 @@ def test_outputs_that_a_checkpoint_asks_for_are_ignored(monkeypatch: pytest.Monk
     assert torch.equal(model.generate(**inputs, constraint_index=INDEX, num_beams=3), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_a_filling_score_is_low_and_survives_a_temperature(dtype: torch.dtype) -> None:
     index = ConstraintIndex.from_sequences([[3], [4, 5]], eos_token_id=EOS)
     tokens = torch.tensor([[9, 3, EOS]])
@@ -641,18 +569,16 @@ def test_prefix_functions_and_end_criteria_may_come_as_processors_and_criteria()
 
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_threads_share_a_model(family: str) -> None:
-    model = enabled(family)
-    jobs = [prompts(2, 5 + length, seed=length) for length in range(12)]
-    options = {"constraint_index": INDEX, "num_beams": 5, "num_return_sequences": 5}
-    expected = [model.generate(**job, **options).tolist() for job in jobs]
+    jobs = [prompts(2, 5 + length, seed=length) for length in range(6)]
+    calls = [functools.partial(enabled(family).generate, **job, constraint_index=INDEX, **WIDE) for job in jobs]
+    expected = [call().tolist() for call in calls]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda job: model.generate(**job, **options).tolist(), jobs))
+            assert list(pool.map(lambda call: call().tolist(), calls)) == expected
     finally:
         sys.setswitchinterval(interval)
-    assert found == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*torch:DeprecationWarning", "ignore:.*deprecated:UserWarning")
@@ -811,16 +737,8 @@ def test_processes_that_share_a_model_run_equally_many_forwards(
     index = ConstraintIndex.from_sequences([[5], [6, 7, 8, 9]], eos_token_id=EOS)
 
     def num_forwards(synced_gpus: bool | None) -> int:
-        model, num = enabled(), 0
-
-        def count(*args: Any) -> None:
-            nonlocal num
-            num += 1
-
-        handle = model.register_forward_hook(count)
-        model.generate(**prompts(2, 5), constraint_index=index, exclude_items=[[1]] * 2, synced_gpus=synced_gpus)
-        handle.remove()
-        return num
+        how = {"constraint_index": index, "exclude_items": [[1]] * 2, "synced_gpus": synced_gpus, **DETAILS}
+        return enabled().generate(**prompts(2, 5), **how).speculation.target_forwards
 
     assert num_forwards(False) < num_forwards(True)
     assert num_forwards(None) == num_forwards(is_sharded)
@@ -919,15 +837,6 @@ def _generates_itself(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Te
 def test_what_changes_no_beam_search(options: dict[str, Any]) -> None:
     common = {**prompts(2, 20), "constraint_index": INDEX, "num_beams": 3, "num_return_sequences": 2}
     assert enabled().generate(**(common | options)).tolist() == enabled().generate(**common).tolist()
-
-
-def test_end_tokens_count_in_any_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[Any] = []
-    decode = mixin.decode
-    monkeypatch.setattr(mixin, "decode", lambda *args: plans.append(args[2]) or decode(*args))
-    for ends in ([4, 5], (4, 5), torch.tensor([4, 5])):
-        enabled().generate(**prompts(2, 5), constraint_index=INDEX, num_beams=3, pad_token_id=PAD, eos_token_id=ends)
-    assert [plan.num_kept for plan in plans] == [9, 9, 9]
 
 
 def test_plain_transformers_refuses_what_it_would_ignore(tmp_path: Path) -> None:

@@ -1,23 +1,28 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""On a CUDA device: the CPU's results, and no synchronisation between the prefill and the result.
+"""On a CUDA device: the CPU's results, nothing waits between the prefill and the result, and graphs answer as eager
+decodes do, take turns, and give memory back.
 
-What `test_pretend_cuda.py` asks of the pretend device, which also rehearses these tests; `test_gpu_graphs.py` asks the
-same of captured decodes.
+The same as `test_pretend_cuda.py`, which also rehearses some of these tests, and `test_captured.py` ask on a CPU.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cpu_graphs import capture
 from families import EOS, FAMILIES, build, prompts
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch import mixin
+from hf_gr.generation.torch import captured, mixin
 from hf_gr.torch import decode as decoding
+from hf_gr.torch.graphs import CannotCapture, Captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -28,17 +33,28 @@ RAGGED = ConstraintIndex.from_sequences(
     sorted({(*row[: 2 + number % 3].tolist(), EOS) for number, row in enumerate(ROWS)}), eos_token_id=EOS
 )
 VIEWS = [INDEX.where(np.arange(len(INDEX)) % step == 0) for step in (2, 3)]
+BEAMS = {"num_beams": 6, "num_return_sequences": 6}
+STATIC = {"cache_implementation": "static"}
+DETAILS = {"return_dict_in_generate": True, "output_scores": True, "_step_scores": False, "pad_token_id": 1}
+
+
+def on_gpu(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.cuda() for name, value in inputs.items()}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    if "sequences_scores" in expected:
+        scores, theirs = found.sequences_scores.cpu(), expected.sequences_scores.cpu()
+        torch.testing.assert_close(scores, theirs, atol=SCORE_TOL, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cuda_equals_cpu(family: str) -> None:
     model, inputs = enable(build(family)), prompts(3, 9, padded=True)
-    options = {"constraint_index": INDEX, "num_beams": 6, "num_return_sequences": 6}
-    options |= {"return_dict_in_generate": True, "output_scores": True}
+    options = {"constraint_index": INDEX, **BEAMS, **DETAILS}
     expected = model.generate(**inputs, **options)
-    out = model.cuda().generate(**{name: value.cuda() for name, value in inputs.items()}, **options)
-    torch.testing.assert_close(out.sequences_scores.cpu(), expected.sequences_scores, atol=SCORE_TOL, rtol=0)
-    assert out.sequences.tolist() == expected.sequences.tolist()
+    assert_same(model.cuda().generate(**on_gpu(inputs), **options), expected)
 
 
 # Of every call after the first: that one moves the catalogue.
@@ -69,8 +85,7 @@ def test_cuda_is_never_waited_for(family: str, mode: str, monkeypatch: pytest.Mo
             torch.cuda.set_sync_debug_mode("default")
         return decoded[-1]
 
-    model = enable(build(family)).cuda()
-    inputs = {name: value.cuda() for name, value in prompts(2, 9, padded=True).items()}
+    model, inputs = enable(build(family)).cuda(), on_gpu(prompts(2, 9, padded=True))
     options = {"constraint_index": INDEX, "pad_token_id": 1} | NEVER_WAITS[mode]
     expected = model.generate(**inputs, **options)  # moves the catalogue
     monkeypatch.setattr(mixin, "decode", guarded)
@@ -94,15 +109,9 @@ def test_cuda_a_planted_wait_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2"])
 def test_cuda_drafts_change_nothing(family: str, drafting: str) -> None:
     model, draft = enable(build(family)).cuda(), build("llama", seed=1).cuda()
-    inputs = {name: value.cuda() for name, value in prompts(3, 9, padded=True).items()}
-    options = {"constraint_index": INDEX, "num_beams": 6, "num_return_sequences": 6}
-    options |= {"return_dict_in_generate": True, "output_scores": True}
-    expected = model.generate(**inputs, **options)
-    out = model.generate(
-        **inputs, **options, drafting=drafting, assistant_model=draft if drafting == "assistant" else None
-    )
-    torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
-    assert out.sequences.tolist() == expected.sequences.tolist()
+    options = {**on_gpu(prompts(3, 9, padded=True)), "constraint_index": INDEX, **BEAMS, **DETAILS}
+    drafted = {"drafting": drafting, "assistant_model": draft if drafting == "assistant" else None}
+    assert_same(model.generate(**options, **drafted), model.generate(**options))
 
 
 @pytest.mark.parametrize("num_beams", [1, 6])
@@ -112,16 +121,124 @@ def test_cuda_samples_are_the_cpus(num_beams: int) -> None:
     options = {"constraint_index": INDEX, "num_beams": num_beams, "num_return_sequences": num_beams, "top_k": 0}
     options |= {"do_sample": True, "seed": [3, 4, 5]}
     expected = model.generate(**inputs, **options).tolist()
-    inputs = {name: value.cuda() for name, value in inputs.items()}
-    assert model.cuda().generate(**inputs, **options).tolist() == expected
+    assert model.cuda().generate(**on_gpu(inputs), **options).tolist() == expected
 
 
 def test_cuda_samples_are_those_of_the_generator() -> None:
     model, draft = enable(build("qwen3")).cuda(), build("llama", seed=1).cuda()
-    inputs = {name: value.cuda() for name, value in prompts(3, 9, padded=True).items()}
-    options = {"constraint_index": INDEX, "num_beams": 6, "num_return_sequences": 6, "top_k": 0}
+    options = {**on_gpu(prompts(3, 9, padded=True)), "constraint_index": INDEX, "top_k": 0, **BEAMS}
     options |= {"assistant_model": draft, "verification": "relaxed", "do_sample": True}
     first, second = (
-        model.generate(**inputs, **options, generator=torch.Generator("cuda").manual_seed(3)) for _ in range(2)
+        model.generate(**options, generator=torch.Generator("cuda").manual_seed(3)).tolist() for _ in range(2)
     )
-    assert first.tolist() == second.tolist()
+    assert first == second
+
+
+# Captured decodes
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The replays from now on, none of which may wait."""
+    replay, made = Captured.replay, []
+
+    def guarded(self: Captured, inputs: Any) -> Any:
+        made.append(self)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return replay(self, inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Captured, "replay", guarded)
+    return made
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    yield watched(monkeypatch)
+    captured.PROGRAMS.clear()
+
+
+def both(model: Any, inputs: dict[str, Any], **options: Any) -> None:
+    expected = model.generate(**on_gpu(inputs), **DETAILS, **options)
+    assert_same(model.generate(**on_gpu(inputs), **DETAILS, **STATIC, **options), expected)
+
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "beams": BEAMS,
+    "greedy": {},
+    "sampled beams": {"do_sample": True, "seed": 3, **BEAMS},
+    "samples": {"do_sample": True, "top_k": 0, "seed": 3, "num_return_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("options", GRAPHS.values(), ids=GRAPHS)
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "deepseek_v3"])
+def test_cuda_graphs_equal_eager(family: str, options: Any, index: ConstraintIndex, replays: list[Any]) -> None:
+    model, ids = enable(build(family)).cuda(), list(range(len(INDEX)))
+    given = {"constraint_index": index, **options}
+    capture(model, on_gpu(prompts(2, 9)), exclude_items=[ids[:4], ids[9:13]], **given)
+    for length in (9, 12, 5, 16):
+        both(model, prompts(2, length, padded=True, seed=length), **given)
+    for number in range(3):
+        both(model, prompts(2, 9), exclude_items=[ids[number::7][:4], ids[number::11][:4]], **given)
+    assert len(replays) == 1 + 4 + 3
+
+
+def test_cuda_graphs_of_a_head(replays: list[Any]) -> None:
+    model = enable(build("qwen3"))
+    model.add_draft_head(INDEX)
+    options = {"constraint_index": INDEX, "drafting": "head", **BEAMS}
+    capture(model.cuda(), on_gpu(prompts(2, 9)), **options)
+    for length in (12, 30):
+        both(model, prompts(2, length), **options)
+    assert len(replays) == 3
+
+
+def test_threads_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, options = enable(build("qwen3")).cuda(), {"constraint_index": INDEX, **BEAMS}
+    given = [on_gpu(prompts(2, 5 + number, seed=number)) for number in range(20)]
+    expected = [model.generate(**one, **options).tolist() for one in given]
+    for one in (given[0], given[19]):
+        capture(model, one, **options)
+    problems: list[Any] = []
+    monkeypatch.setattr(captured, "say_once", problems.append)  # that a call was not replayed
+
+    def work(first: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for number in range(first, first + 100):
+                    out = model.generate(**given[number % 20], **options, **STATIC)
+                    assert out.tolist() == expected[number % 20]
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+
+
+def test_memory_is_given_back(replays: list[Any]) -> None:
+    model = enable(build("qwen3")).cuda()
+    before = torch.cuda.memory_allocated()
+    assert len(model.warm_up(INDEX, batch_sizes=[1, 2], prompt_lengths=[16, 20, 24], num_beams=[4, 5])) == 12
+    assert torch.cuda.memory_allocated() > before
+    both(model, prompts(2, 9), constraint_index=INDEX, num_beams=4)
+    replays.clear()
+    captured.PROGRAMS.clear()
+    gc.collect()
+    assert torch.cuda.memory_allocated() < before + 2**20
+
+
+def test_a_model_that_cannot_be_captured_leaves_the_device_usable() -> None:
+    model = enable(build("qwen3")).cuda()
+    own = model.model.layers[0].mlp.forward
+    model.model.layers[0].mlp.forward = lambda hidden: own(hidden) * float(hidden.isfinite().all())
+    with pytest.raises(CannotCapture):
+        model.warm_up(INDEX, prompt_lengths=9, num_beams=4)
+    both(model, prompts(2, 9), constraint_index=INDEX, **BEAMS)
+    assert torch.rand(2, device="cuda").shape == (2,)  # its generator is not left capturing

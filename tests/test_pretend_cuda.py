@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import test_gpu
 import torch
-from cpu_graphs import capture
 from families import EOS, PAD, build, prompts
 from label_tokenizers import tokenizer_of
 from pretend_cuda import CUDA, DeviceMismatch, HostWaits, Log, PretendCuda, on_device, values
@@ -29,7 +28,6 @@ from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, classify, enable
 from hf_gr.core import beam
 from hf_gr.generation.torch import mixin
 from hf_gr.torch import decode as decoding
-from hf_gr.torch.graphs import Captured
 from hf_gr.torch.transfers import to_device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
@@ -184,31 +182,6 @@ def test_a_device_answers_as_a_cpu_and_is_waited_for_only_where_listed(
     assert not {made.dtype for made in log.made} & {torch.float64, torch.complex64}  # a device is slow in these
 
 
-def test_what_a_graph_would_replay_answers_alike(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that are captured are filled and run on the device, and waited for by nobody."""
-    replay = Captured.replay
-
-    def guarded(*args: Any) -> Any:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return replay(*args)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    model, static, log = enable(build("qwen3")), {"cache_implementation": "static"}, []
-    on_cuda = copy.deepcopy(model).cuda()
-    for number, length in enumerate((9, 12, 16)):
-        inputs = prompts(2, length, padded=True, seed=number)
-        own = {"constraint_index": [test_gpu.VIEWS[number % 2]] * 2, "exclude_items": [[number * 6], []]}
-        if not number:
-            capture(on_cuda, on_device(inputs), **BEAMS, **own)
-            monkeypatch.setattr("hf_gr.generation.torch.captured.say_once", log.append)
-            monkeypatch.setattr(Captured, "replay", guarded)
-        found = ask(on_cuda, None, on_device(inputs), Mode(BEAMS | own | static))
-        assert_same(found, ask(model, None, inputs, Mode(BEAMS | own)))
-    assert log == [], "a call was not replayed"
-
-
 def forget_the_device(scores: Any) -> Any:
     return scores + torch.zeros(scores.shape)
 
@@ -328,4 +301,7 @@ def test_the_gpu_tests_are_rehearsed(cuda: PretendCuda, monkeypatch: pytest.Monk
     test_gpu.test_cuda_equals_cpu("qwen3")
     test_gpu.test_cuda_samples_are_the_cpus(6)
     test_gpu.test_cuda_drafts_change_nothing("qwen3", "trie")
+    for given in (INDEX, RAGGED):  # programs that would be graphs are filled and run on the device
+        with monkeypatch.context() as patch:
+            test_gpu.test_cuda_graphs_equal_eager("gemma3_text", BEAMS, given, test_gpu.watched(patch))
     test_gpu.test_cuda_a_planted_wait_is_seen(monkeypatch)
