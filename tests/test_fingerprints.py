@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.fingerprints import fingerprint_index, fingerprint_sequences
 from hf_gr.generation.torch.fingerprints import fingerprint_model, probe_model
 
 
@@ -34,15 +33,15 @@ class Small(torch.nn.Module):
 
 def test_fingerprints_of_catalogues_are_what_they_were() -> None:
     index = make_index(["ham", "jam", "yam"])
-    assert fingerprint_index(index) == "d63f641a4207afe33d555e19cc845282e6422bca90b250d268ecc64829223805"
-    before = fingerprint_sequences(index.snapshot)
+    assert index.snapshot.fingerprint() == "d63f641a4207afe33d555e19cc845282e6422bca90b250d268ecc64829223805"
+    before = index.snapshot.fingerprint_of_sequences()
     assert before == "6a0f0d6277a7b6b10709fb9a1f14feda19b9744e7dff8c8a844a07bf9e743796"
     renamed = make_index(["ham", "jam", "clam"])
-    assert fingerprint_index(renamed) != fingerprint_index(index)
-    assert fingerprint_sequences(renamed.snapshot) == before
+    assert renamed.snapshot.fingerprint() != index.snapshot.fingerprint()
+    assert renamed.snapshot.fingerprint_of_sequences() == before
     index.remove(["jam"])
-    assert fingerprint_index(index) == "4014f9b680f7a2232edce5c49cfe1d9ede70051c58b5c067b703ee1a5f670351"
-    left = fingerprint_sequences(index.snapshot.compact())
+    assert index.snapshot.fingerprint() == "4014f9b680f7a2232edce5c49cfe1d9ede70051c58b5c067b703ee1a5f670351"
+    left = index.snapshot.compact().fingerprint_of_sequences()
     assert left == "e32bb0bf7dc5d17e5361153b1726f6d8811f8e31fc1bd61cfb00420bce4d4550"
 
 

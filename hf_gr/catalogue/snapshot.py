@@ -9,6 +9,8 @@ Axes: I items, in the order in which they were given; R rows of T tokens; Q item
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -203,6 +205,22 @@ class Snapshot:
             raise ValueError("no item is alive, expected one or more: an index that is saved or compacted has an item")
         rows, numbers = self.items.rows(self.alive.item_flags())
         return replace(self, items=build_items(rows, self.items.ids_of(numbers)), alive=None)
+
+    def fingerprint(self) -> str:
+        """A digest of what was compiled, and which items are alive: it is on users' disks, and may not change."""
+        digest = hashlib.sha256(str(self.eos_token_id).encode())
+        for name, array in sorted(self.items.arrays().items()):
+            digest.update(f"{name} {array.shape} {array.dtype}".encode())
+            digest.update(array.data)
+        if self.alive is not None:
+            digest.update(self.alive.items.data)
+        return digest.hexdigest()
+
+    def fingerprint_of_sequences(self) -> str:
+        """A digest of the sequences, whatever their item ids: it is on users' disks, and may not change."""
+        rows = np.ascontiguousarray(self.rows(), dtype="<i8")
+        header = json.dumps([self.eos_token_id, list(rows.shape)]).encode()
+        return hashlib.sha256(header + rows.tobytes()).hexdigest()
 
     def check_ids(self, item_ids: Any, argument: str) -> Array | list[str]:
         """Check that ids are of the catalogue's type."""

@@ -19,7 +19,6 @@ from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_toke
 from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
-from hf_gr.catalogue.fingerprints import fingerprint_index
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.tables.cells import shorten
 from hf_gr.tables.files import pa
@@ -113,7 +112,7 @@ class Job:
             "users": users.fingerprint(),
             "model": backend_of(decoder.model).fingerprint(decoder.model),
             "generation config": _describe(decoder.model.generation_config),
-            "catalogue": fingerprint_index(decoder.index),
+            "catalogue": decoder.index.snapshot.fingerprint(),
             "tokenizer": tokenizer,
             "settings": {name: getattr(settings, name) for name in DECIDING_ROWS} | {"num_beams": decoder.num_beams},
             "options": {name: _describe(value) for name, value in sorted(settings.options.items())},

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.fingerprints import fingerprint_sequences
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.generation.torch.models import base_model
 
@@ -107,7 +106,7 @@ class AtSpeedTrainer(LossTrainer):
         given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         datasets = {name: inner_data(name, dataset, TeacherDataset) for name, dataset in given.items()}
         self._snapshot = training_snapshot(constraint_index)
-        digest = fingerprint_sequences(self._snapshot)
+        digest = self._snapshot.fingerprint_of_sequences()
         for name, dataset in datasets.items():
             _check_data(name, dataset, digest, loss, needs_labels=needs_labels)
         if model is not None:  # with model_init= transformers creates it later

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.fingerprints import fingerprint_sequences
 from hf_gr.catalogue.sequences import to_host
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.progress import progress_bar
@@ -131,7 +130,7 @@ def write_teacher_data(
         "vocab_size": config.vocab_size,
         "max_length": snapshot.max_length,
         "eos_token_id": snapshot.eos_token_id,
-        "index": fingerprint_sequences(snapshot),
+        "index": snapshot.fingerprint_of_sequences(),
         "model": probe_model(model),
     }
     processes = Processes()
