@@ -107,6 +107,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     assert server.problems == []
 
 
+@pytest.fixture(scope="session")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small recommender in a folder, which tests of tables only read."""
+    from jobs_case import make_case
+
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
 @pytest.fixture
 def one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets so large that all catalogues of `flax_catalogues` fit the first: one program serves them."""

@@ -11,6 +11,7 @@ import pkgutil
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
-from accelerate import PartialState
 from torch.distributed.fsdp import fully_shard
 from typer.testing import CliRunner
 
@@ -204,98 +204,63 @@ def run_with_small_disk(num_bytes: int, messages: Any, case: Case, users: Path, 
         messages.put(str(error))
 
 
-def run_as_rank(
-    rank: int,
-    count: int,
-    port: int,
-    messages: Any,
-    dies: bool,
-    case: Case,
-    users: Path,
-    output: Path,
-    more: dict[str, Any],
-) -> None:
-    """One of several processes, as a launcher starts them; one that dies does so at its first window."""
-    be_rank(rank, count, port)
-    if dies:
-        Parts.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
-    try:
-        if more.pop("divided", False):
-            PartialState(cpu=True)
-            model, index = case.load()
-            made = recommend(fully_shard(model), users, output, constraint_index=index, **RUN)
-        else:
-            made = run(case, users, output, **more)
-        messages.put((rank, "done", (made.num_rows, made.num_skipped, output.exists())))
-    except Exception as error:
-        messages.put((rank, type(error).__name__, str(error)))
-    leave(messages)
+Scenes = dict[str, tuple[Any, Sequence[tuple[Any, ...]]]]  # by name a function, and its arguments in each process
 
 
-def recommend_in_memory_as_rank(
-    rank: int, count: int, port: int, messages: Any, case: Case, table: pa.Table, options: dict[str, Any]
-) -> None:
-    """One of several processes that recommend to a table in memory."""
-    be_rank(rank, count, port)
-    try:
-        found = recommend(case.model, table, constraint_index=case.index, **options)
-        messages.put((rank, "done", found.to_pylist()))
-    except Exception as error:
-        messages.put((rank, type(error).__name__, str(error)))
-    leave(messages)
-
-
-def start_ranks(target: Any, given: list[Any], port: int, *, dying: int | None = None) -> dict[int, Any]:
-    """What two processes have to say."""
-    messages = SERVER.Queue()
-    processes = [
-        in_another_process(target, rank, 2, port, messages, *arguments) for rank, arguments in enumerate(given)
-    ]
-    said = [messages.get(timeout=90) for rank in (0, 1) if rank != dying]
+def in_two_processes(scenes: Scenes, *, dying: int | None = None) -> list[dict[str, Any]]:
+    """What became of each scene in each of two processes: what it returned, or the kind and the text of its error."""
+    messages, port = SERVER.Queue(), free_port()
+    processes = [in_another_process(_play, rank, port, messages, scenes, rank == dying) for rank in (0, 1)]
+    said = dict(messages.get(timeout=90) for rank in (0, 1) if rank != dying)
     for rank, process in enumerate(processes):
         process.join(60)
         assert process.exitcode == 0 or rank == dying
-    return {rank: rest for rank, *rest in said}
+    return [said[rank] for rank in sorted(said)]
+
+
+def _play(rank: int, port: int, messages: Any, scenes: Scenes, dies: bool) -> None:
+    """One of two processes, as a launcher starts them; one that dies does so at its first window."""
+    os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")} | {"MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    if dies:
+        Parts.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
+    said: dict[str, Any] = {}
+    for name, (scene, arguments) in scenes.items():
+        try:
+            said[name] = scene(*arguments[rank])
+        except Exception as error:
+            said[name] = type(error).__name__, str(error)
+    messages.put((rank, said))
+    messages.close()
+    messages.join_thread()
+    atexit._run_exitfuncs()  # as an interpreter at its end; one of `multiprocessing` ends without
+
+
+def run_with(case: Case, users: Any, output: Path | None, more: dict[str, Any]) -> Any:
+    """`run`, and the rows if they stay in memory."""
+    made = run(case, users, output, **more)
+    return made if output is not None else made.to_pylist()
+
+
+def run_divided(case: Case, users: Path, output: Path) -> Any:
+    """With a model that FSDP has divided."""
+    model, index = case.load()
+    return recommend(fully_shard(model), users, output, constraint_index=index, **RUN)
+
+
+def teach(case: Case, prompts: list[list[int]], folder: Path) -> int:
+    """Write teacher data; how many prompts this process has answered."""
+    model, index = case.load()
+    asked: list[int] = []
+    generate = model.generate
+    model.generate = lambda **kwargs: asked.append(len(kwargs["input_ids"])) or generate(**kwargs)
+    write_teacher_data(model, prompts, index, folder, num_beams=4, shard_size=3, batch_size=2)
+    return sum(asked)
 
 
 def free_port() -> int:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return held.getsockname()[1]
-
-
-def be_rank(rank: int, count: int, port: int) -> None:
-    """Make this process one of several, as a launcher does."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in names.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
-
-
-def leave(messages: Any) -> None:
-    """What an interpreter does at its end; one of `multiprocessing` ends without."""
-    messages.close()
-    messages.join_thread()
-    atexit._run_exitfuncs()
-
-
-def teach(model: Any, index: ConstraintIndex, prompts: list[list[int]], folder: Path) -> None:
-    write_teacher_data(model, prompts, index, folder, num_beams=4, shard_size=3, batch_size=2)
-
-
-def teach_as_rank(
-    rank: int, count: int, port: int, messages: Any, case: Case, folder: Path, prompts: list[list[int]]
-) -> None:
-    """One of several processes that write teacher data."""
-    be_rank(rank, count, port)
-    model, index = case.load()
-    asked: list[int] = []
-    generate = model.generate
-    model.generate = lambda **kwargs: asked.append(len(kwargs["input_ids"])) or generate(**kwargs)
-    try:
-        teach(model, index, prompts, folder)
-        messages.put((rank, "done", sum(asked)))
-    except Exception as error:
-        messages.put((rank, type(error).__name__, str(error)))
-    leave(messages)

@@ -23,7 +23,7 @@ from hf_gr import ConstraintIndex, __version__
 from hf_gr.commands import app as cli
 from hf_gr.commands import programs
 from hf_gr.demo import run, toy
-from hf_gr.demo.compare import make_prompts, same_answers
+from hf_gr.demo.compare import same_answers
 from hf_gr.demo.data import MovieLens, keep_most_rated, leave_one_out, load_movielens
 from hf_gr.demo.run import DemoSettings, TrainSettings, load_recommender, run_demo
 from hf_gr.demo.semantic_ids import film_features
@@ -86,13 +86,6 @@ def test_a_toy_is_the_same_for_a_seed_and_leaves_others_alone() -> None:
     assert torch.equal(model.get_input_embeddings().weight, again.get_input_embeddings().weight)
     out = model.generate(torch.tensor([ids.encode([17, 42])]), constraint_index=index, num_beams=3)
     assert index.items(out[:, 8:])[0][0] in range(50)
-
-
-def test_prompts_are_left_padded_and_end_with_the_latest_film() -> None:
-    histories = [np.array([0, 1, 2]), np.array([4])]
-    prompts = make_prompts(histories, np.arange(10).reshape(5, 2), num_films=2, pad_token_id=99)
-    assert prompts["input_ids"].tolist() == [[2, 3, 4, 5], [99, 99, 8, 9]]
-    assert prompts["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
 
 
 @pytest.mark.parametrize(

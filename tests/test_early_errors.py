@@ -9,48 +9,54 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_case import Case, command, make_case, make_users, options_of, write_users
+from jobs_case import Case, command, make_users, options_of, write_users
 
 from hf_gr import AutoModelForGenerativeRetrieval, recommend
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp("case"))
-
-
-@pytest.fixture(scope="module")
-def users(case: Case) -> Path:
-    return write_users(case.folder / "users.parquet", make_users(case, 5))
+def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
+    return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, 5))
 
 
 def test_mistakes_are_told_on_one_line(case: Case, users: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "popular.txt").write_text("7\n8\n")
-    wrong: list[tuple[dict[str, Any], int, str]] = [
-        ({"model": tmp_path / "empty"}, 2, f"{tmp_path / 'empty'}"),
-        ({"model": "no/model"}, 1, "model='no/model' is neither a folder here nor reachable on the Hub"),
-        ({"index": "no/index"}, 2, "'no/index' is no folder here"),
-        ({"input": "gone.parquet"}, 2, "gone.parquet is not there"),
-        ({"history": "gone"}, 2, "no column 'gone', expected one of 'who', 'seen', 'not', 'only': name it"),
-        ({"output": "recs.csv"}, 2, "output='recs.csv', expected a name that ends in .parquet"),
-        ({"num-beams": 3}, 2, "num_beams=3, expected at least top_k=6"),
-        ({"tokens": "seen"}, 2, "history='seen' and tokens='seen' is given, expected one of history=, tokens= and"),
-        ({"option": "temperature=2"}, 2, "temperature=2 has no effect without sampling"),
-        ({"option": "numbeams=5"}, 2, "of generate: did you mean num_beams=?"),
-        ({"prefix-tokens": "1,x"}, 2, "prefix_tokens='1,x', expected integers such as 5,10"),
-        ({"device": "cpu", "device-map": "auto"}, 2, "device='cpu' and device_map='auto', expected one of both"),
-        ({"revision": "v1"}, 2, "revision='v1' with the folder"),
-        ({"fallback": tmp_path / "popular.txt"}, 2, "fallback="),
-    ]
-    right = options_of(case, users, tmp_path / "r.parquet")  # of options given twice, the last counts
-    for more, code, message in wrong:
-        given = [str(text) for name, value in more.items() for text in (f"--{name}", value)]
-        done = command("recommend", *right, *given)
+    compared = {"model": case.model, "index": case.index, "input": users, "history": "seen", "cutoffs": "1,5"}
+    right = {"recommend": options_of(case, users, tmp_path / "r.parquet"), "evaluate": flags_of(compared)}
+    for name, more, code, message in (
+        ("recommend", {"model": tmp_path / "empty"}, 2, f"{tmp_path / 'empty'}"),
+        ("recommend", {"model": "no/model"}, 1, "model='no/model' is neither a folder here nor reachable on the Hub"),
+        ("recommend", {"index": "no/index"}, 2, "'no/index' is no folder here"),
+        ("recommend", {"input": "gone.parquet"}, 2, "gone.parquet is not there"),
+        ("recommend", {"history": "gone"}, 2, "no column 'gone', expected one of 'who', 'seen', 'not', 'only': name"),
+        ("recommend", {"num-beams": 3}, 2, "num_beams=3, expected at least top_k=6"),
+        ("recommend", {"option": "numbeams=5"}, 2, "of generate: did you mean num_beams=?"),
+        ("recommend", {"option": "length_penalty"}, 2, "option='length_penalty', expected NAME=VALUE"),
+        ("recommend", {"option": "top_k=3"}, 2, "option='top_k=3', expected an argument of generate that has no flag"),
+        ("recommend", {"prefix-tokens": "1,x"}, 2, "prefix_tokens='1,x', expected integers such as 5,10"),
+        ("recommend", {"revision": "v1"}, 2, "revision='v1' with the folder"),
+        ("recommend", {"fallback": tmp_path / "popular.txt"}, 2, "fallback="),
+        ("evaluate", {"num-beams": "x"}, 2, "num_beams='x', expected integers such as 5,10"),
+        ("evaluate", {"num-beams": "20", "cutoffs": "1,50"}, 2, "cutoffs= has 50, expected at most num_beams=20, wh"),
+        ("evaluate", {"plot": "gone/m.png"}, 2, "plot='gone/m.png', expected an existing folder: gone is none"),
+        ("evaluate", {"plot": "m.gif"}, 2, "plot='m.gif', expected a name that ends in one of .png, .svg, .pdf"),
+        ("evaluate", {"index": ["a", "b"], "model": "m"}, 2, "--index is given 3 times and --model 2 times"),
+        ("evaluate", {"model": ["a=gone", "a=lost"]}, 2, "model='a' is given twice, expected different names"),
+    ):
+        done = command(name, *right[name], *flags_of(more))  # of options given twice, most count by their last
         assert (done.exit_code, done.stdout) == (code, ""), (more, done.output)
-        assert done.stderr.startswith("hf-gr recommend: ")
+        assert done.stderr.startswith(f"hf-gr {name}: ")
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "r.parquet").exists()
+
+
+def flags_of(options: dict[str, Any]) -> list[str]:
+    pairs = [
+        (name, each) for name, value in options.items() for each in (value if isinstance(value, list) else [value])
+    ]
+    return [text for name, value in pairs for text in (f"--{name}", str(value))]
 
 
 def test_a_catalogue_beside_the_model_decides_the_kind_of_ids(case: Case, tmp_path: Path) -> None:

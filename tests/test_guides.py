@@ -53,16 +53,12 @@ def test_a_page_that_says_something_wrong_is_caught(capsys: pytest.CaptureFixtur
         run(["print(index)"], "of another page", capsys)
 
 
-def test_the_readme_is_short_and_has_code_before_it_explains() -> None:
+def test_the_readme_is_short_has_code_and_leads_to_every_guide() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MOST_LINES
     assert blocks_of(text)
     assert 'pip install -c constraints.txt -e ".[demo]" && hf-gr demo' in text
     assert 'pip install -c constraints.txt -e ".[dev]" && pytest' in text
-
-
-def test_the_readme_leads_to_every_guide() -> None:
-    text = README.read_text(encoding="utf-8")
     assert [page.name for page in GUIDES if f"](examples/guides/{page.name})" not in text] == []
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
-from jobs_case import Case, command, make_case, make_users, options_of, read, run, write_users
+from jobs_case import Case, command, make_users, options_of, read, run, write_users
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.jobs.metrics import user_metrics
@@ -20,11 +21,6 @@ from hf_gr.jobs.run import Recommended
 NUM_USERS = 40
 POPULAR = [999, 107, 100, 103, 998, 104, 105, 111, 112, 102, 101]  # 998 and 999 have left the catalogue
 COLD = {3: None, 5: [], 8: [500, 501], 20: [500]}  # histories by row, none of which has a known item
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +68,6 @@ def test_what_is_unknown_is_dropped_and_the_rest_answers(case: Case, clean: Any,
         run(case, path, output, unknown_items="drop", fallback=POPULAR[::-1])
 
 
-def test_a_planted_error_is_seen(
-    case: Case, clean: Any, real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hf_gr.jobs.prompts.first_allowed", lambda items, **how: list(items)[:6])
-    with pytest.raises(AssertionError):
-        test_what_is_unknown_is_dropped_and_the_rest_answers(case, clean, real, tmp_path)
-
-
 def test_without_a_fallback_such_users_are_problems(case: Case, real: Any, tmp_path: Path) -> None:
     path = write_users(tmp_path / "real.parquet", real)
     made = run(case, path, tmp_path / "recs.parquet", unknown_items="drop", on_error="skip")
@@ -92,36 +80,26 @@ def test_without_a_fallback_such_users_are_problems(case: Case, real: Any, tmp_p
         run(case, path, tmp_path / "stopped.parquet", fallback=POPULAR)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "pandas", "texts", "arrow"])
-def test_a_fallback_is_any_list_of_ids(case: Case, kind: str) -> None:
-    given: Any = np.array(POPULAR)
-    if kind == "pandas":
-        given = pytest.importorskip("pandas").Series(POPULAR)
-    if kind == "texts":  # as they are in CSV
-        given = [str(item) for item in POPULAR]
-    if kind == "arrow":
-        given = pa.array(POPULAR).to_pylist()
-    found = recommend(case.model, [[], [100]], constraint_index=case.index, fallback=given, progress=False)
-    assert found[0] == [item for item in POPULAR if item in case.tokens]
-    assert len(found[1]) == 10
+def test_a_fallback_is_any_list_of_ids(case: Case) -> None:
+    frame = pandas.Series(POPULAR)
+    texts = [str(item) for item in POPULAR]  # as they are in CSV
+    for given in (np.array(POPULAR), frame, texts, [*POPULAR, "107", 103]):  # what is named twice is answered once
+        found = recommend(case.model, [[], [100]], constraint_index=case.index, fallback=given, progress=False)
+        assert found[0] == [item for item in POPULAR if item in case.tokens]
+        assert len(found[1]) == 10
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_a_fallback_that_cannot_answer_is_refused_before_the_model_is_loaded(case: Case) -> None:
+    for options, message in (
         ({"fallback": "popular.parquet"}, "fallback='popular.parquet', expected a list of item ids"),
         ({"fallback": []}, r"fallback=\[\], expected one item or more"),
         ({"fallback": ["B01"]}, "fallback has 'B01', expected integers as the catalogue's item ids are"),
         ({"fallback": [7, 8]}, "fallback=7, 8, expected items of the catalogue, which has none of them"),
         ({"remove_items": "gone.txt"}, "remove_items='gone.txt', expected a list of item ids: read the file"),
         ({"unknown_items": "keep"}, "unknown_items='keep', expected 'refuse' or 'drop'"),
-    ],
-)
-def test_a_fallback_that_cannot_answer_is_refused_before_the_model_is_loaded(
-    case: Case, options: Any, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        recommend("nowhere/at-all", [[100]], constraint_index=case.index, **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            recommend("nowhere/at-all", [[100]], constraint_index=case.index, **options)
 
 
 def test_evaluate_counts_what_such_users_get(case: Case) -> None:
@@ -143,21 +121,6 @@ def test_evaluate_counts_what_such_users_get(case: Case) -> None:
     assert evaluate(case.model, users, **columns, **options).results[0].metrics == found.metrics
 
 
-# Files
-
-
-def test_the_command_says_how_many(case: Case, real: Any, tmp_path: Path) -> None:
-    users, output = write_users(tmp_path / "u.parquet", real), tmp_path / "recs.parquet"
-    (tmp_path / "popular.csv").write_text("item_id\n" + "".join(f"{item}\n" for item in POPULAR))
-    options = ["--unknown-items", "drop", "--fallback", tmp_path / "popular.csv"]
-    done = command("recommend", *options_of(case, users, output), *options)
-    assert done.exit_code == 0
-    assert "40 of 40 users" in done.stdout
-    assert f"{len(COLD)} users without a history got the fallback list" in done.stdout
-    num_dropped = sum(row["num_dropped"] for row in read(output))
-    assert f"{num_dropped} items were dropped" in done.stdout
-
-
 # Delisted items
 
 
@@ -174,27 +137,31 @@ def test_items_that_are_removed_are_read_and_not_recommended(case: Case, tmp_pat
         assert found[0] == [item for item in whole[0] if item not in gone]
     assert index.has_items(gone).all()  # the given catalogue stays as it is
     index.remove(gone)
-    index.save_pretrained(tmp_path / "saved")
+    index.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="row 0 .* which has no 107"):
-        recommend(case.model, histories, constraint_index=tmp_path / "saved", top_k=58, num_beams=60)
-    everything = list(case.tokens)
+        recommend(case.model, histories, **options | {"constraint_index": tmp_path})
     with pytest.raises(ValueError, match="remove_items= has all 60 items of the catalogue, expected some to stay"):
-        recommend(case.model, histories, constraint_index=case.index, remove_items=everything)
+        recommend(case.model, histories, constraint_index=case.index, remove_items=list(case.tokens))
 
 
-def test_the_command_removes_what_a_file_lists(case: Case, tmp_path: Path) -> None:
-    users, output = write_users(tmp_path / "u.parquet", make_users(case, 5)), tmp_path / "recs.parquet"
-    flags = options_of(case, users, output)
+# The command
+
+
+def test_the_command_says_how_many_and_removes_what_a_file_lists(case: Case, real: Any, tmp_path: Path) -> None:
+    users, output = write_users(tmp_path / "u.parquet", real), tmp_path / "recs.parquet"
+    (tmp_path / "popular.csv").write_text("item_id\n" + "".join(f"{item}\n" for item in POPULAR))
     (tmp_path / "gone.txt").write_text("107\n103\n998\n", encoding="utf-8-sig")  # as Excel writes it
-    done = command("recommend", *flags, "--remove", tmp_path / "gone.txt")
+    flags = [*options_of(case, users, output), "--unknown-items", "drop", "--fallback", tmp_path / "popular.csv"]
+    flags += ["--remove", tmp_path / "gone.txt"]
+    done = command("recommend", *flags)
     assert done.exit_code == 0
-    assert (
-        "remove_items= has 3 ids, of which the catalogue does not have 1, such as 998: they are left out"
-        in done.stderr
-    )
+    assert "40 of 40 users" in done.stdout
+    assert f"{len(COLD)} users without a history got the fallback list" in done.stdout
+    assert f"{sum(row['num_dropped'] for row in read(output))} items were dropped" in done.stdout
+    assert "has 3 ids, of which the catalogue does not have 1, such as 998: they are left out" in done.stderr
     assert not {103, 107} & {item for row in read(output) for item in row["items"]}
     (tmp_path / "gone.txt").write_text("100\n")  # another night, another run
-    other = command("recommend", *flags, "--remove", tmp_path / "gone.txt")
+    other = command("recommend", *flags)
     assert (other.exit_code, "is there already, of another run" in other.stderr) == (2, True)
 
 
@@ -209,11 +176,7 @@ def test_the_command_removes_what_a_file_lists(case: Case, tmp_path: Path) -> No
         ([{"x": "all"}, {"x": "all"}], {"exclude": "x"}, "all 2 rows are without an item, expected some"),
         ([{"u": "ann"}, {"u": "bob"}, {"u": "ann"}], {"user": "u"}, "user 'ann' has 2 rows among the first 3"),
         ([{}, {}], {"fallback": POPULAR}, "fallback= has 11 ids, of which the catalogue does not have 2, such as 999"),
-        (
-            [{}],
-            {"remove_items": [5, 100]},
-            "remove_items= has 2 ids, of which the catalogue does not have 1",
-        ),
+        ([{}], {"remove_items": [5, 100]}, "remove_items= has 2 ids, of which the catalogue does not have 1"),
     ],
 )
 @pytest.mark.parametrize("is_wrong", [True, False])
@@ -243,20 +206,8 @@ def test_codes_compiled_as_tokens_are_told(case: Case, caplog: pytest.LogCapture
     assert any("the tokens look like codes" in text for text in said)
 
 
-def test_an_item_named_twice_is_answered_once(case: Case) -> None:
-    found = recommend(case.model, [[]], constraint_index=case.index, fallback=[103, "103", 101, 103], progress=False)
-    assert found == [[103, 101]]
-
-
 def test_an_item_answered_twice_counts_once() -> None:
     assert user_metrics(["jam", "ham", "ham"], ["ham", "rye"], (3,)) == user_metrics(
         ["jam", "ham"], ["ham", "rye"], (3,)
     )
     assert max(user_metrics(["ham"] * 5, ["ham"], (5,))) == 1
-
-
-def test_the_callers_index_keeps_what_a_job_removes(case: Case) -> None:
-    index = ConstraintIndex.from_pretrained(case.index)
-    found = recommend(case.model, [[100, 101]], constraint_index=index, remove_items=[102, 103], progress=False)
-    assert not {102, 103} & set(found[0])
-    assert index.has_items([102, 103]).all()

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jobs_case
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from jobs_case import Case, make_case, make_users, write_users
+from jobs_case import Case, make_users, write_users
 
 from hf_gr import evaluate, recommend
 from hf_gr.tables.table import Table
@@ -22,11 +21,6 @@ from hf_gr.tables.table import Table
 NUM_USERS = 40
 OPTIONS = {"history": "seen", "user": "who", "exclude": "not", "filter": "only", "top_k": 6, "num_beams": 8}
 OPTIONS |= {"window_rows": 16, "progress": False}
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +34,11 @@ def table(case: Case) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def rows(case: Case, table: pa.Table) -> list[dict[str, Any]]:
+def rows(tmp_path_factory: pytest.TempPathFactory, case: Case, table: pa.Table) -> list[dict[str, Any]]:
     """The rows of a run over the table in a file."""
-    path = case.folder / "users.parquet"
+    path = tmp_path_factory.mktemp("rows") / "users.parquet"
     pq.write_table(table, path)
-    made = recommend(case.model, path, case.folder / "recs.parquet", constraint_index=case.index, **OPTIONS)
+    made = recommend(case.model, path, path.with_name("recs.parquet"), constraint_index=case.index, **OPTIONS)
     return pq.read_table(made.output).to_pylist()
 
 
@@ -111,16 +105,6 @@ def test_histories_give_lists_of_items(loaded: Any, table: pa.Table, rows: Any) 
     assert not any(set(items) & set(history) for items, history in zip(found, histories, strict=True))
 
 
-def test_a_history_column_may_have_the_name_of_a_result(loaded: Any, table: pa.Table) -> None:
-    model, index = loaded
-    frame = table.to_pandas().rename(columns={"seen": "items"})
-    found = recommend(model, frame, constraint_index=index, history="items", progress=False)
-    assert list(found.columns) == ["row", "items", "scores"]
-    assert list(found["items"]) == recommend(
-        model, table.column("seen").to_pylist(), constraint_index=index, progress=False
-    )
-
-
 def test_a_table_in_memory_may_be_written_and_resumed(loaded: Any, table: pa.Table, rows: Any, tmp_path: Path) -> None:
     model, index = loaded
     frame, output = table.to_pandas(), tmp_path / "recs.parquet"
@@ -144,19 +128,21 @@ def test_a_row_that_cannot_be_answered_is_named(loaded: Any, table: pa.Table) ->
     assert found["items"][20] == []
 
 
-def test_evaluate_takes_the_same_tables(case: Case, loaded: Any, table: pa.Table) -> None:
+def test_evaluate_takes_the_same_tables(tmp_path: Path, loaded: Any, table: pa.Table) -> None:
     model, index = loaded
     histories = [history for history in table.column("seen").to_pylist() if len(history) > 1]
-    path = write_users(case.folder / "seen.parquet", [{"seen": history} for history in histories])
+    path = write_users(tmp_path / "seen.parquet", [{"seen": history} for history in histories])
+    targets = pa.Table.from_pylist([{"history": history[:-1], "next": history[-1]} for history in histories])
     options = {"constraint_index": index, "sampled_users": 0, "progress": False, "num_beams": 12}
     expected = evaluate(model, path, history="seen", **options).results[0]
     assert expected.metrics["recall@10"] > 0
-    for given, columns in ((pq.read_table(path).to_pandas(), {"history": "seen"}), (histories, {})):
+    for given, columns in (
+        (pq.read_table(path).to_pandas(), {"history": "seen"}),
+        (histories, {}),
+        (targets, {"history": "history", "target": "next"}),
+    ):
         (found,) = evaluate(model, given, **columns, **options).results
         assert (found.metrics, found.num_users) == (expected.metrics, expected.num_users)
-    targets = [{"history": history[:-1], "next": history[-1]} for history in histories]
-    (found,) = evaluate(model, pa.Table.from_pylist(targets), history="history", target="next", **options).results
-    assert found.metrics == expected.metrics
 
 
 @pytest.mark.parametrize(
@@ -214,17 +200,3 @@ def test_columns_that_are_not_named_are_not_looked_at() -> None:
     assert users.fingerprint() == other.fingerprint()
     changed = Table(pa.table({"seen": [[1], None, [2, 4]]}), {"seen": "history"})
     assert users.fingerprint() != changed.fingerprint()
-
-
-@pytest.mark.parametrize("other", ["same", "shorter", "in another order"])
-def test_two_processes_share_a_table(case: Case, table: pa.Table, rows: Any, other: str) -> None:
-    same = other == "same"
-    backwards = table.take(list(range(NUM_USERS))[::-1])
-    tables = (table, {"same": table, "shorter": table.slice(0, 20)}.get(other, backwards))
-    given = [(case, one, OPTIONS) for one in tables]
-    said = jobs_case.start_ranks(jobs_case.recommend_in_memory_as_rank, given, jobs_case.free_port())
-    if same:
-        assert said == {rank: ["done", rows] for rank in (0, 1)}
-    else:
-        assert {kind for kind, _ in said.values()} == {"ValueError"}
-        assert "users differ between processes" in said[0][1]

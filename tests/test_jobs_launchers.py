@@ -1,11 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr recommend` under real launchers: a worker that dies, a launcher that is killed, an interrupted command."""
+"""`hf-gr recommend` under real launchers: a worker that dies, skipped rows, an interrupted command."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,9 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
-from jobs_case import Case, make_case, make_users, options_of, run, write_users
+from jobs_case import Case, make_users, options_of, run, write_users
 
 from hf_gr.jobs.parts import folder_of
 
@@ -46,11 +44,6 @@ cli.main()
 """
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp("case"))
-
-
 def start(folder: Path, launcher: Sequence[str], module: str, arguments: Sequence[object]) -> subprocess.Popen[str]:
     """A command in a group of processes of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
@@ -58,15 +51,6 @@ def start(folder: Path, launcher: Sequence[str], module: str, arguments: Sequenc
     command = [*launcher, module, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
-
-
-def kill_all(process: subprocess.Popen[str]) -> None:
-    """Kill a launcher and its workers, which are in sessions of their own and would live on."""
-    if process.poll() is None:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for member in family:
-            member.kill()
-    finish(process)  # when all have closed what they write to
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -89,25 +73,6 @@ def test_a_worker_that_dies_ends_the_launcher_and_the_run_goes_on(tmp_path: Path
     assert code == 0, said
     assert f"{len(finished)} windows were finished by an earlier run" in said
     assert output.read_bytes() == run(case, users, tmp_path / "whole.parquet").output.read_bytes()
-
-
-@pytest.mark.slow
-def test_two_processes_killed_at_random_moments_make_the_file_of_one(tmp_path: Path, case: Case) -> None:
-    users, output = write_users(tmp_path / "u.parquet", make_users(case, 3_000)), tmp_path / "recs.parquet"
-    arguments = ["recommend", *options_of(case, users, output), "--window-rows", 16]
-    chance, num_parts = random.Random(0), 0
-    for _ in range(3):
-        process = start(tmp_path, LAUNCHERS["torch"], "hf_gr.cli", arguments)
-        while process.poll() is None and len(list(folder_of(output).glob("part-*"))) < num_parts + 2:
-            time.sleep(0.01)
-        time.sleep(chance.random())
-        kill_all(process)
-        num_parts = max(num_parts, len(list(folder_of(output).glob("part-*"))))
-    assert num_parts >= 6
-    code, said = finish(start(tmp_path, LAUNCHERS["torch"], "hf_gr.cli", arguments))
-    assert code == 0, said
-    assert output.read_bytes() == run(case, users, tmp_path / "whole.parquet").output.read_bytes()
-    assert sorted(path.name for path in tmp_path.glob("recs*")) == ["recs.parquet"]
 
 
 @pytest.mark.slow

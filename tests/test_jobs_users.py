@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import gzip
 import json
 from dataclasses import replace
@@ -19,9 +20,13 @@ from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
 from hf_gr.answering.batching import make_batches
+from hf_gr.jobs import baselines, intervals, metrics
+from hf_gr.jobs import settings as settings_module
 from hf_gr.jobs.prompts import PromptMaker, Requests
 from hf_gr.jobs.settings import Settings
 from hf_gr.jobs.users import Users
+from hf_gr.tables import cells, memory, sequences, shards
+from hf_gr.tables import table as table_module
 
 INDEX = ConstraintIndex.from_sequences([[5, 7, 2], [5, 8, 2], [6, 2]], item_ids=[10, 11, 12], eos_token_id=2)
 NAMED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -228,6 +233,13 @@ def test_what_is_no_table_of_users(tmp_path: Path, name: str, text: str | None, 
         write(tmp_path, "parquet", [{"who": 1}], "a")
     with pytest.raises(ValueError, match=message):
         Users(tmp_path / name, SEEN, are_strings=False)
+
+
+def test_examples_run() -> None:
+    modules = (baselines, cells, intervals, memory, metrics, sequences, settings_module, shards, table_module)
+    for module in modules:
+        failed, attempted = doctest.testmod(module)
+        assert (failed, attempted > 0) == (0, True)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 500), st.integers(0, 50))

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jobs_case import Case, command, make_case, make_users, options_of, run, write_users
+from jobs_case import Case, command, make_users, options_of, run, write_users
 from tqdm.auto import tqdm
 
 from hf_gr import recommend
@@ -22,13 +22,8 @@ NUM_USERS = 40  # 3 windows of 16
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp("case"))
-
-
-@pytest.fixture(scope="module")
-def users(case: Case) -> Path:
-    return write_users(case.folder / "users.parquet", make_users(case, NUM_USERS))
+def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
+    return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, NUM_USERS))
 
 
 def test_a_bar_is_for_terminals(

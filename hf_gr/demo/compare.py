@@ -61,30 +61,26 @@ def compare_with_transformers(
         for length, token in enumerate(row):
             allowed.setdefault(tuple(row[:length]), set()).add(token)
     next_tokens = {prefix: sorted(tokens) for prefix, tokens in allowed.items()}
-    ways: dict[str, dict[str, Any]] = {
-        "transformers": {
-            "constraint_index": False,
-            "prefix_allowed_tokens_fn": lambda row, tokens: next_tokens[tuple(tokens[prompt_length:].tolist())],
-            "max_new_tokens": index.max_length,
-        },
-        "hf_gr": {"constraint_index": index},
+    theirs = {
+        "constraint_index": False,
+        "prefix_allowed_tokens_fn": lambda row, tokens: next_tokens[tuple(tokens[prompt_length:].tolist())],
+        "max_new_tokens": index.max_length,
     }
 
-    def call(name: str, **settings: Any) -> Any:
-        width = {"num_beams": num_beams, "num_return_sequences": num_beams}
-        return model.generate(**prompts, **width, **ways[name], **settings)
+    def call(**how: Any) -> Any:
+        return model.generate(**prompts, num_beams=num_beams, num_return_sequences=num_beams, **how)
 
-    answers = [call(name, return_dict_in_generate=True, output_scores=True) for name in ways]
+    ways: tuple[dict[str, Any], ...] = (theirs, {"constraint_index": index})
+    answers = [call(return_dict_in_generate=True, output_scores=True, **way) for way in ways]
     if not same_answers(*answers, num_beams=num_beams):
         raise RuntimeError("hf_gr and transformers' prefix_allowed_tokens_fn give different answers: please report it")
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: tuple[list[float], ...] = ([], [])
     for _ in range(num_runs):
-        for name, runs in seconds.items():
+        for way, runs in zip(ways, seconds, strict=True):
             start = time.perf_counter()
-            call(name)
+            call(**way)
             runs.append(time.perf_counter() - start)
-    medians = {name: statistics.median(runs) for name, runs in seconds.items()}
-    return Comparison(medians["transformers"], medians["hf_gr"], num_runs, batch_size, prompt_length, num_beams)
+    return Comparison(*map(statistics.median, seconds), num_runs, batch_size, prompt_length, num_beams)
 
 
 def same_answers(expected: Any, actual: Any, *, num_beams: int) -> bool:

@@ -22,21 +22,13 @@ TIE_SEED = 0
 
 @dataclass(frozen=True)
 class MovieLens:
-    """Films and the histories of the users who rated them.
+    """N films, and the histories of the U users who rated them."""
 
-    Attributes:
-        titles: `[N]` distinct titles; the year is part of it when the data has one, as in `Heat (1995)`.
-        years: `[N]` years of release, NaN where the data has none.
-        genres: `[N]` tuples of genres, empty where the data lists none.
-        user_ids: `[U]` MovieLens user ids.
-        histories: `U` arrays of film numbers, oldest rating first.
-    """
-
-    titles: list[str]
-    years: np.ndarray
-    genres: list[tuple[str, ...]]
+    titles: list[str]  # distinct; the year is part of it when the data has one, as in `Heat (1995)`
+    years: np.ndarray  # of release, NaN where the data has none
+    genres: list[tuple[str, ...]]  # empty where the data lists none
     user_ids: np.ndarray
-    histories: list[np.ndarray]
+    histories: list[np.ndarray]  # film numbers, oldest rating first
 
     def __len__(self) -> int:
         return len(self.titles)

@@ -48,27 +48,16 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What a run of the demo does.
+    """What a run of the demo does."""
 
-    Attributes:
-        num_shown: Users whose recommendations are printed.
-        num_beams: Beams of every search.
-        num_levels: Residual levels of the semantic ids; one more code tells apart films that collide.
-        num_codes: Codes per level.
-        num_compared: Users of the timed comparison with transformers' own generation, in one batch.
-        num_films: Keep only that many films, the most often rated ones; None keeps all.
-        train: Size and schedule of the model.
-        seed: Seed of the semantic ids, of the training, and of the choice of users that are printed.
-    """
-
-    num_shown: int = 5
+    num_shown: int = 5  # users whose recommendations are printed
     num_beams: int = 50
-    num_levels: int = 3
-    num_codes: int = 128
-    num_compared: int = 4
-    num_films: int | None = None
+    num_levels: int = 3  # of the semantic ids; one more code tells apart films that collide
+    num_codes: int = 128  # a level
+    num_compared: int = 4  # users of the timed comparison with transformers' own generation, in one batch
+    num_films: int | None = None  # the most often rated ones; None keeps all
     train: TrainSettings = field(default_factory=TrainSettings)
-    seed: int = 0
+    seed: int = 0  # of the semantic ids, of the training, and of the choice of users that are printed
 
     @classmethod
     def fast(cls, **changes: Any) -> DemoSettings:
@@ -114,16 +103,13 @@ def run_demo(
     retrain: bool = False,
     console: Console | None = None,
 ) -> DemoReport:
-    """Run the demo and print what it finds.
+    """Run the demo, print what it finds, and return it.
 
     Args:
         settings: What to do; the whole demo by default.
         output_dir: Where trained recommenders are kept; `$HF_GR_CACHE/demo` or `~/.cache/hf_gr/demo` by default.
         retrain: Train again, and replace what the cache has.
         console: Where to print; the terminal by default.
-
-    Returns:
-        The measurements that were printed.
 
     Raises:
         RuntimeError: The cached recommender cannot be read, or hf_gr and transformers disagree on an answer.
@@ -184,28 +170,18 @@ def _train(films: MovieLens, split: Split, settings: DemoSettings, folder: Path,
         )
     show.print_semantic_ids(console, semantic_ids)
     how = asdict(settings.train)
-    max_steps = how.pop("max_steps")
+    steps = {"max_items": how["max_items"], "max_steps": how.pop("max_steps")}
+    model = small_recommender(semantic_ids, seed=settings.seed, **how)
+    histories = [[films.titles[film] for film in history] for history in split.train]
     start = time.perf_counter()
     with show.training_bar(console) as on_progress:
-        train_recommender(
-            [[films.titles[film] for film in history] for history in split.train],
-            semantic_ids,
-            model=small_recommender(semantic_ids, seed=settings.seed, **how),
-            max_items=settings.train.max_items,
-            max_steps=max_steps,
-            output_dir=folder,
-            seed=settings.seed,
-            on_progress=on_progress,
-        )
+        how = {"output_dir": folder, "seed": settings.seed, "on_progress": on_progress}
+        train_recommender(histories, semantic_ids, model=model, **steps, **how)
     return time.perf_counter() - start
 
 
 def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
-    """The saved model and its catalogue, as any user of hf_gr loads them.
-
-    Raises:
-        RuntimeError: The folder cannot be read.
-    """
+    """The saved model and its catalogue, as any user of hf_gr loads them."""
     try:
         index = ConstraintIndex.from_pretrained(folder)
         model = AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch")

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bootstrap intervals over users: how far a mean would move with other users. Knows numbers and no users.
 
-Users are resampled with replacement, as many as there are. A resample's mean depends only on how often it has each
-distinct row of values, and these counts are multinomial: with lists of ten items and one target there are eleven
-rows, and a million users cost no more than a thousand. A user with several rows of a table is drawn with all of them:
-rows of one user are alike, and rows drawn one by one would make intervals too narrow. Sources: Efron and Tibshirani,
-An Introduction to the Bootstrap, chapter 13 (percentile intervals); Cameron, Gelbach and Miller, Bootstrap-based
-improvements for inference with clustered errors, 2008 (resampling whole users).
+Users are resampled with replacement. A resample's mean depends only on how often it has each distinct row of values,
+and these counts are multinomial: a million users cost no more than a thousand. A user with several rows is drawn with
+all of them: rows of one user are alike, and rows drawn one by one would make intervals too narrow. Sources: Efron and
+Tibshirani, An Introduction to the Bootstrap, chapter 13 (percentile intervals); Cameron, Gelbach and Miller,
+Bootstrap-based improvements for inference with clustered errors, 2008 (resampling whole users).
 
 Axes: N rows of a table, U users, M metrics, D distinct rows of metrics, R resamples.
 """
@@ -15,7 +14,6 @@ Axes: N rows of a table, U users, M metrics, D distinct rows of metrics, R resam
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,44 +63,23 @@ class UserValues:
         """Users of these rows; as many as rows if users have no numbers."""
         return len(set(self.users)) or self.num_rows
 
-    def means(self) -> list[float]:
-        """The mean of each metric over rows; none without rows."""
-        if not self.codes:
-            return []
-        counts = np.bincount(np.asarray(self.codes, dtype=np.int64), minlength=len(self.rows))
-        return (counts @ self.table / self.num_rows).tolist()
-
     @property
     def table(self) -> NDArray[np.float64]:
         """`[D, M]` distinct rows."""
         return np.array(list(self.rows), dtype=np.float64)
 
+    def means(self) -> list[float]:
+        """The mean of each metric over rows; none without rows."""
+        if not self.codes:
+            return []
+        return (np.bincount(self.codes, minlength=len(self.rows)) @ self.table / self.num_rows).tolist()
+
     def intervals(self, *, num_resamples: int, seed: int) -> list[tuple[float, float]]:
         """An interval of the mean for each metric; none with too few users, or without resamples."""
-        if not (self.has_intervals and num_resamples):
+        if self.num_users < FEWEST_USERS or not num_resamples:
             return []
-        values, codes = self.table, np.asarray(self.codes, dtype=np.int64)
-        return bootstrap(*self._by_user(values, codes), num_resamples=num_resamples, seed=seed)
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether there are enough users."""
-        return self.num_users >= FEWEST_USERS
-
-    def _by_user(self, values: NDArray[np.float64], codes: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Distinct sums of users' values, how many users have each, and of how many rows each is the sum.
-
-        Args:
-            values: `[D, M]` distinct rows of values.
-            codes: `[N]` which of them each row of the table has.
-        """
-        if not self.users:
-            counts = np.bincount(codes, minlength=len(values))
-            return values, counts, np.ones(len(values))
-        users = np.asarray(self.users, dtype=np.int64)
-        sums = [np.bincount(users, weights=column[codes]) for column in (*values.T, np.ones(len(values)))]
-        distinct, counts = np.unique(np.stack(sums, axis=1).round(DIGITS), axis=0, return_counts=True)
-        return distinct[:, :-1], counts, distinct[:, -1]
+        by_user = self._by_user(self.table, np.asarray(self.codes, dtype=np.int64))
+        return bootstrap(*by_user, num_resamples=num_resamples, seed=seed)
 
     def differences(
         self, other: UserValues, *, num_resamples: int, seed: int
@@ -112,7 +89,7 @@ class UserValues:
         A resample has both values of a user, so that what is common to both, such as users who are hard to please,
         does not widen the interval. None with too few users, or without resamples.
         """
-        if not (self.has_intervals and num_resamples):
+        if self.num_users < FEWEST_USERS or not num_resamples:
             return [], []
         mine, theirs = (np.asarray(values.codes, dtype=np.int64) for values in (self, other))
         pairs, codes, counts = np.unique(mine * len(other.rows) + theirs, return_inverse=True, return_counts=True)
@@ -120,10 +97,19 @@ class UserValues:
         means = (counts @ values / len(mine)).tolist()
         return means, bootstrap(*self._by_user(values, codes), num_resamples=num_resamples, seed=seed)
 
+    def _by_user(self, values: NDArray[np.float64], codes: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """From `[D, M]` values and their `[N]` codes: distinct sums of users, users that have each, and rows of it."""
+        if not self.users:
+            return values, np.bincount(codes, minlength=len(values)), np.ones(len(values))
+        users = np.asarray(self.users, dtype=np.int64)
+        sums = [np.bincount(users, weights=column[codes]) for column in (*values.T, np.ones(len(values)))]
+        distinct, counts = np.unique(np.stack(sums, axis=1).round(DIGITS), axis=0, return_counts=True)
+        return distinct[:, :-1], counts, distinct[:, -1]
+
 
 def bootstrap(
     values: NDArray[np.float64],
-    counts: Sequence[int] | NDArray[np.integer],
+    counts: Any,
     sizes: NDArray[np.float64] | None = None,
     *,
     num_resamples: int,
@@ -146,16 +132,11 @@ def bootstrap(
         >>> f"{low:.2f} to {high:.2f}"
         '0.08 to 0.12'
     """
-    num_users = int(np.sum(counts))
-    generator = np.random.default_rng(seed)
+    num_users, generator = int(np.sum(counts)), np.random.default_rng(seed)
     shares, at_once = np.asarray(counts) / num_users, max(1, DRAWN_AT_ONCE // len(values))
     summed = np.column_stack([values, np.ones(len(values)) if sizes is None else sizes])
-    sums = np.concatenate(
-        [
-            generator.multinomial(num_users, shares, size=min(at_once, num_resamples - start)) @ summed
-            for start in range(0, num_resamples, at_once)
-        ]
-    )
+    sizes_drawn = (min(at_once, num_resamples - start) for start in range(0, num_resamples, at_once))
+    sums = np.concatenate([generator.multinomial(num_users, shares, size=size) @ summed for size in sizes_drawn])
     outside = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(sums[:, :-1] / sums[:, -1:], [outside, 100 - outside], axis=0)
     return list(zip(low.tolist(), high.tolist(), strict=True))

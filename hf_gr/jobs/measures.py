@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -56,22 +56,21 @@ class Tally:
     def __post_init__(self) -> None:
         self._of_new = UserValues()
         self._groups: dict[str, UserValues] = {}
-        self._seen: dict[Any, bool] = {}  # by item, whether the catalogue has it
-        self._is_known: dict[Any, bool] = {}  # the same of targets
+        self._is_known: dict[Any, bool] = {}  # by item, whether the catalogue has it
+        self._recommended: set[Any] = set()
         self._num_items = self._num_invalid = self._num_unknown = 0
         self._names_new = self.new_items is not None
 
     def add(self, lists: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
         """Add some users: the items that they get, and the row with their targets, group and `is_new`."""
-        unknown = list({item for items, _ in lists for item in items if item not in self._seen})
-        self._seen |= dict(zip(unknown, self.index.has_items(unknown), strict=True))
-        unknown = list({item for _, row in lists for item in row["targets"] if item not in self._is_known})
-        self._is_known |= dict(zip(unknown, self.index.has_items(unknown), strict=True))
+        new = list({item for items, row in lists for item in (*items, *row["targets"])} - self._is_known.keys())
+        self._is_known |= dict(zip(new, self.index.has_items(new), strict=True))
         for items, row in lists:
             targets, user = row["targets"], row.get(USER)
+            self._recommended.update(items)
             self._num_unknown += not all(self._is_known[target] for target in targets)
             self._num_items += len(items)
-            self._num_invalid += sum(not self._seen[item] for item in items)
+            self._num_invalid += sum(not self._is_known[item] for item in items)
             values = user_metrics(items, targets, self.cutoffs)
             self.values.add(values, user)
             if "group" in row:
@@ -91,7 +90,7 @@ class Tally:
             "intervals": dict(zip(metric_names(self.cutoffs), bounds, strict=False)),
             "groups": {name: self._with_size(self._groups[name]) for name in sorted(self._groups)},
             "new_items": self._with_size(self._of_new) if self._names_new else {},
-            "coverage": len(self._seen) / max(1, len(set(self.index.item_ids))),
+            "coverage": len(self._recommended) / max(1, len(set(self.index.item_ids))),
             "filled": self._num_items / max(1, self.values.num_rows * self.cutoffs[-1]),
             "invalid": self._num_invalid / max(1, self._num_items),
         }
@@ -121,7 +120,7 @@ def count_rows(
     reasons: dict[str, Skipped] = {}
     users: dict[str, int] = {}
     num_spared = 0
-    more: Iterable[Sequence[Sequence[Any]]] = iter(lambda: (), None) if beside is None else beside
+    more = repeat(()) if beside is None else beside
     together = zip(zip(*map(_rows, outputs), strict=True), more, strict=beside is not None)
     while found := list(islice(together, ROWS_AT_ONCE)):
         kept = []
@@ -131,9 +130,8 @@ def count_rows(
                 num_spared += rows[0][WAS_EXCLUDED]
                 if USER in rows[0]:
                     who = rows[0][USER]  # a row without one is a user of its own
-                    rows[0][USER] = users.setdefault(
-                        f"no user {len(users)}" if who is None else f"user {who}", len(users)
-                    )
+                    who = f"no user {len(users)}" if who is None else f"user {who}"
+                    rows[0][USER] = users.setdefault(who, len(users))
                 kept.append((rows[0], [*(row["items"] for row in rows), *lists]))
             else:
                 kind = DETAILS.sub("...", problem)

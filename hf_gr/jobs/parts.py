@@ -47,15 +47,11 @@ class Parts(Shards):
     def prepare(self, *, overwrite: bool) -> bool:
         """Resume the run or begin it; only one process calls this, and then `release`.
 
-        Args:
-            overwrite: whether to replace another run's output, and remove its parts.
-
         Returns:
             Whether there is nothing left to do: the same run has written the output.
 
         Raises:
-            ValueError: another run's output or parts exist, or another run is in progress.
-            OSError: the folder cannot be created.
+            ValueError: another run is in progress; without `overwrite`, another run's output or parts exist.
         """
         if not self._is_done():
             self.begin()
@@ -89,7 +85,7 @@ class Parts(Shards):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether any process has failed."""
+        """Whether one of them has failed."""
         return (self.folder / STOPPED).exists()
 
     def discard_empty(self) -> None:
@@ -100,12 +96,7 @@ class Parts(Shards):
                 self.folder.rmdir()
 
     def merge(self, num_windows: int) -> dict[str, int]:
-        """Merge all parts into the output, and remove them; only one process calls this. Returns `totals`.
-
-        Raises:
-            ValueError: a part is missing or damaged, or a row has an error and none may have one.
-            OSError: the disk is full or broken.
-        """
+        """Merge all parts into the output, and remove them; only one process calls this. Returns `totals`."""
         missing = next((number for number in range(num_windows) if not self.has(number)), None)
         if missing is not None:
             raise ValueError(f"{self.path(missing)} is missing, expected {num_windows} parts: repeat the run")
@@ -163,12 +154,7 @@ def folder_of(output: Path) -> Path:
 
 
 def check_output(output: Path, users: Any, *, argument: str = "users") -> None:
-    """Refuse an output that cannot be written, or that would be read as users, before any work.
-
-    Raises:
-        ValueError: its suffix is not Parquet's, it is a folder, its folder is missing or read-only, or it is one of
-            the tables of users or in their folder.
-    """
+    """Refuse an output that is no Parquet, cannot be written, or would be read as users, before any work."""
     if output.suffix.lower() not in (".parquet", ".pq"):
         raise ValueError(f"output={str(output)!r}, expected a name that ends in .parquet: it holds lists")
     parent = output.absolute().parent

@@ -8,10 +8,9 @@ Models differ in line style, marker and colour, so that they can be told apart w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_gr.files.figures import DARK, GREEN, ORANGE, PURPLE, RESOLUTION, TEXT, Chart, check_format, finish
 from hf_gr.files.text import printable
@@ -36,8 +35,7 @@ MOST_LETTERS = 90  # of a title's line
 CAP = 3  # length of the ends of an interval
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A model's results, ascending in beams, and how they are drawn."""
 
     name: str
@@ -55,27 +53,16 @@ def draw(found: Evaluation, path: str | Path | None, *, metric: str | None) -> C
         check_format(path, "path")
     lines = _lines(found.results)
     has_several = any(len(line.results) > 1 for line in lines)
-    num_rows = len(found.results) + len(found.baselines)
-    chart = Chart(
-        (10, 4.6 if has_several else max(4.6, 2 + 0.4 * num_rows)), _headline(found, [line.name for line in lines])
-    )
+    height = 4.6 if has_several else max(4.6, 2 + 0.4 * (len(found.results) + len(found.baselines)))
+    intervals = f", {found.confidence:.0%} bootstrap intervals over users" if found.results[0].intervals else ""
+    users = f"{found.results[0].num_users:,} users{intervals}"
+    headline = map(_short, [", ".join(line.name for line in lines), users, found.hardware])
+    chart = Chart((10, height), "\n".join(headline))
     left, right = chart.subplots(1, 2)
-    if has_several:
-        _draw_by_beams(left, lines, found.baselines, metric)
-    else:
-        _draw_one_by_one(left, lines, found.baselines, metric)
+    (_draw_by_beams if has_several else _draw_one_by_one)(left, lines, found.baselines, metric)
     _draw_by_latency(right, lines, found.baselines, metric)
-    handles, labels = right.get_legend_handles_labels()
-    chart.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-        labelcolor=TEXT,
-        handlelength=4,
-    )
+    how: dict[str, Any] = {"ncols": 4, "frameon": False, "fontsize": 9, "labelcolor": TEXT, "handlelength": 4}
+    chart.legend(*right.get_legend_handles_labels(), loc="outside lower center", **how)
     if path is not None:
         chart.savefig(path, dpi=RESOLUTION)
     return chart
@@ -83,23 +70,14 @@ def draw(found: Evaluation, path: str | Path | None, *, metric: str | None) -> C
 
 def _lines(results: Sequence[BeamResult]) -> list[Line]:
     by_name: dict[str, list[BeamResult]] = {}
-    for result in results:
+    for result in sorted(results, key=lambda result: result.num_beams):
         by_name.setdefault(result.name, []).append(result)
+    looks = zip(dict.fromkeys(result.name for result in results), cycle(STYLES), strict=False)
+    how: dict[str, Any] = {"capsize": CAP, "markersize": 5, "linewidth": 1.6}
     return [
-        Line(
-            _short(name),
-            sorted(of_model, key=lambda result: result.num_beams),
-            {"linestyle": dashes, "marker": marker, "color": color, "capsize": CAP, "markersize": 5, "linewidth": 1.6},
-        )
-        for (name, of_model), (dashes, marker, color) in zip(by_name.items(), cycle(STYLES), strict=False)
+        Line(_short(name), by_name[name], {"linestyle": dashes, "marker": marker, "color": color, **how})
+        for name, (dashes, marker, color) in looks
     ]
-
-
-def _headline(found: Evaluation, names: Sequence[str]) -> str:
-    users = f"{found.results[0].num_users:,} users"
-    has_intervals = found.results[0].intervals
-    intervals = f", {found.confidence:.0%} bootstrap intervals over users" if has_intervals else ""
-    return "\n".join(map(_short, [", ".join(names), f"{users}{intervals}", found.hardware]))
 
 
 def _short(text: str) -> str:
@@ -123,13 +101,11 @@ def _draw_by_beams(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result
 
 def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
     """A row for each result, since there is no line to draw."""
-    rows = [(line.results[0], line.style) for line in lines]
-    rows += [(baseline, {"marker": "|", "color": GREY, "capsize": CAP, "markersize": 10}) for baseline in baselines]
-    style: dict[str, Any]
+    of_baseline: dict[str, Any] = {"marker": "|", "color": GREY, "capsize": CAP, "markersize": 10}
+    rows = [*((line.results[0], line.style) for line in lines), *((baseline, of_baseline) for baseline in baselines)]
     for place, (result, style) in enumerate(rows):
         values, bounds = _values([result], metric)
-        style = style | {"linestyle": "none"}
-        axes.errorbar(values, [place], xerr=bounds, **style)
+        axes.errorbar(values, [place], xerr=bounds, **style | {"linestyle": "none"})
     finish(axes, metric, metric)
     axes.set_yticks(range(len(rows)), [_short(result.label) for result, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -139,26 +115,20 @@ def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
 
 def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
     """Without a sample of single users, the time of a user in a batch."""
-    longest = 0.0
     is_alone = all(result.latency_seconds is not None for line in lines for result in line.results)
+    longest = 0.0
     for line in lines:
         values, bounds = _values(line.results, metric)
-        seconds = [
-            (result.latency_seconds if is_alone else None) or 1 / result.users_per_second for result in line.results
-        ]
+        seconds = [(is_alone and result.latency_seconds) or 1 / result.users_per_second for result in line.results]
         milliseconds = [1000 * value for value in seconds]
         longest = max(longest, *milliseconds)
         axes.errorbar(milliseconds, values, bounds, label=line.name, **line.style)
         for x, y, result in zip(milliseconds, values, line.results, strict=True):
-            axes.annotate(
-                f"{result.num_beams}", (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8, color=TEXT
-            )
+            how: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 5), "fontsize": 8, "color": TEXT}
+            axes.annotate(f"{result.num_beams}", (x, y), **how)
     _draw_baselines(axes, baselines, metric)
-    finish(
-        axes,
-        f"{metric} by latency; numbers are beams",
-        f"milliseconds, {'one user alone' if is_alone else 'a user in a batch'}",
-    )
+    unit = f"milliseconds, {'one user alone' if is_alone else 'a user in a batch'}"
+    finish(axes, f"{metric} by latency; numbers are beams", unit)
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, 1.12 * longest)
@@ -166,9 +136,8 @@ def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
 
 def _draw_baselines(axes: Axes, baselines: Sequence[Result], metric: str) -> None:
     for baseline, dashes in zip(baselines, BASELINE_STYLES, strict=False):
-        axes.axhline(
-            baseline.metrics.get(metric, 0.0), color=GREY, linestyle=dashes, linewidth=1.4, label=baseline.name
-        )
+        value = baseline.metrics.get(metric, 0.0)
+        axes.axhline(value, color=GREY, linestyle=dashes, linewidth=1.4, label=baseline.name)
 
 
 def _values(results: Sequence[Result], metric: str) -> tuple[list[float], Any]:
@@ -176,9 +145,8 @@ def _values(results: Sequence[Result], metric: str) -> tuple[list[float], Any]:
     values = [result.metrics.get(metric, 0.0) for result in results]
     if not all(metric in result.intervals for result in results):
         return values, None
-    reaches = [
-        (value - result.intervals[metric][0], result.intervals[metric][1] - value)
-        for value, result in zip(values, results, strict=True)
-    ]
+    bounds = [result.intervals[metric] for result in results]
+    pairs = list(zip(values, bounds, strict=True))
     # Percentiles of resamples may leave out the mean of few users.
-    return values, [[max(0.0, reach[side]) for reach in reaches] for side in (0, 1)]
+    below, above = [max(0.0, value - low) for value, (low, _) in pairs], [max(0.0, high - v) for v, (_, high) in pairs]
+    return values, [below, above]

@@ -46,10 +46,8 @@ def warnings_of(counts: Counter[str]) -> Iterator[str]:
     """What to tell of the counts of a whole run."""
     answered, excluded = counts["answered"], counts["excluded"]
     if excluded and counts["unknown"] == excluded:
-        yield (
-            f"exclude= has {excluded:,} ids, of which the catalogue has none, expected its ids: nothing was excluded; "
-            "is it the right column?"
-        )
+        what = f"exclude= has {excluded:,} ids, of which the catalogue has none, expected its ids"
+        yield f"{what}: nothing was excluded; is it the right column?"
     if answered and counts["fallback"] == answered:
         yield (
             f"fallback= answered all {answered:,} rows, expected some from the model: is the history the right "

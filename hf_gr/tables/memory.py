@@ -95,16 +95,14 @@ def _is(table: Any, library: str, name: str) -> bool:
 
 
 def _read_histories(histories: Sequence[Any], name: str) -> list[Any]:
-    found: list[Any] = []
-    for number, history in enumerate(histories):
-        read = history.tolist() if hasattr(history, "tolist") else history  # NumPy and PyTorch
-        if not isinstance(read, list | tuple | None):
+    read = [one.tolist() if hasattr(one, "tolist") else one for one in histories]  # NumPy and PyTorch
+    for number, history in enumerate(read):
+        if not isinstance(history, list | tuple | None):
             raise ValueError(
                 f"{name}[{number}] is {shorten(history)}, expected a list of item ids: one user's history is a list "
                 "in a list"
             )
-        found.append(None if read is None else list(read))
-    return found
+    return read
 
 
 def _to_column(values: Any, what: str) -> Any:

@@ -50,22 +50,22 @@ def read_sequences(
         >>> tokens.tolist(), ids
         ([[5, 7, -1], [5, 8, 9]], ['ham', 'jam'])
     """
+    is_one = isinstance(sequence, str)
     names = [sequence] if isinstance(sequence, str) else list(sequence)
     if not names:
         raise ValueError(f"{argument}=[] names no column, expected one or more: name the columns of the levels")
     if len(set(names)) < len(names):
         raise ValueError(f"{argument}={names} names a column twice, expected one for each level")
     roles = dict.fromkeys(names, argument) | ({} if item_id is None or item_id in names else {item_id: "item_id"})
-    token = pa.int64()
-    types = {"item_id": token, argument: pa.list_(token) if isinstance(sequence, str) else token}
+    types = {"item_id": pa.int64(), argument: pa.list_(pa.int64()) if is_one else pa.int64()}
     table = Table(data, roles, types=types, **how)
     parts: list[Array] = []
     ids: list[Any] = []
     done = 0
     with progress_bar(f"Reading {table.name}", lambda: table.num_bytes, unit="bytes", shown=progress) as advance:
         for rows, end in table.batches():
-            if isinstance(sequence, str):
-                tokens = _read_lists(rows, sequence, argument, table.is_text, read_text)
+            if is_one:
+                tokens = _read_lists(rows, names[0], argument, table.is_text, read_text)
             else:
                 levels = [_read_tokens(rows, name, argument, rows.columns.column(name), int) for name in names]
                 tokens = np.stack(levels, axis=1)
@@ -77,7 +77,7 @@ def read_sequences(
     if not parts:
         raise ValueError(f"{table.name} has no row, expected at least one: a catalogue needs an item")
     tokens = _stack(parts)
-    if table.format == "jsonl" and tokens.shape[1] < len(names) and not isinstance(sequence, str):
+    if table.format == "jsonl" and tokens.shape[1] < len(names) and not is_one:
         missing = names[tokens.shape[1]]  # JSON lines only: the other formats list their columns
         raise ValueError(f"{table.name} has {missing!r} in no row, expected it in some: correct {argument}=")
     return tokens, read_ids(pa.chunked_array(ids), table.is_text) if ids else None
@@ -182,15 +182,13 @@ def _without_gaps(rows: Rows, names: Sequence[str], tokens: Array) -> Array:
     is_token = tokens >= 0
     lengths = is_token.sum(axis=1)
     gaps = (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1)
-    for is_bad, expected in (
-        (gaps, "nulls at its end only: fill the gap"),
-        (lengths == 0, "at least one token: drop the row"),
-    ):
-        if is_bad.any():
-            row = int(np.argmax(is_bad))
-            cells = [rows.columns.column(name)[row].as_py() for name in names]
-            found: Any = (names, cells) if len(names) > 1 else (names[0], cells[0])
-            raise ValueError(rows.problem(found[0], row, found[1], expected))
+    is_bad = gaps | (lengths == 0)
+    if is_bad.any():
+        row = int(np.argmax(is_bad))
+        cells: list[Any] = [rows.columns.column(name)[row].as_py() for name in names]
+        found = (names[0], row, cells[0]) if len(names) == 1 else (names, row, cells)
+        expected = "nulls at its end only: fill the gap" if lengths[row] else "at least one token: drop the row"
+        raise ValueError(rows.problem(*found, expected))
     return tokens[:, : int(lengths.max())]
 
 

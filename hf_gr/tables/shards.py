@@ -29,7 +29,7 @@ KEY = b"hf_gr.shard"  # in a shard's metadata: what decides its rows
 
 
 class Shards:
-    """The shards of one run, in a folder.
+    """The shards of one run, in a folder. Damaged shards are a `ValueError`, a full disk is an `OSError`.
 
     Args:
         folder: created by `begin`.
@@ -65,12 +65,7 @@ class Shards:
         return self.path(number).exists()
 
     def begin(self) -> None:
-        """Create the folder, lock it until `release`, and remove what a kill left; one process of a run calls this.
-
-        Raises:
-            ValueError: another run is in progress.
-            OSError: the folder cannot be created.
-        """
+        """Create the folder, lock it until `release`, and remove what a kill left; one process of a run calls this."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.folder)
         self.clear("*.tmp")
@@ -92,32 +87,20 @@ class Shards:
         return sorted(name for name in names if found.get(name) != self.settings.get(name))
 
     def recorded(self, path: Path) -> dict[str, Any]:
-        """What a shard records: the settings, and what is its own in `of_shard`.
-
-        Raises:
-            ValueError: it is damaged, or no shard.
-        """
+        """What a shard records: the settings, and what is its own in `of_shard`."""
         metadata = _read(path, lambda: pyarrow.parquet.read_schema(path).metadata) or {}
         if KEY not in metadata:
             raise ValueError(f"{path} does not say what it is of, expected a shard of a run: remove it")
         return json.loads(metadata[KEY])
 
     def write(self, number: int, table: Any, of_shard: Any = None, **how: Any) -> None:
-        """Write a finished shard; `how` are options of pyarrow's `write_table`.
-
-        Raises:
-            OSError: the disk is full or broken.
-        """
+        """Write a finished shard; `how` are options of pyarrow's `write_table`."""
         record = json.dumps(self.settings | {"of_shard": of_shard}).encode()
         with written(self.path(number), self.folder) as file:
             pyarrow.parquet.write_table(table.replace_schema_metadata({KEY: record}), file, **how)
 
     def read(self, number: int) -> Any:
-        """A shard, as an Arrow table.
-
-        Raises:
-            ValueError: it is missing or damaged.
-        """
+        """A shard, as an Arrow table."""
         path = self.path(number)
         return _read(path, lambda: pyarrow.parquet.ParquetFile(path).read().replace_schema_metadata())
 
@@ -130,11 +113,7 @@ class Shards:
 
 @contextmanager
 def written(path: Path, folder: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name once it is complete, and is in a folder of shards until then.
-
-    Raises:
-        OSError: the disk is full or broken; says what to do.
-    """
+    """A file that gets its name once it is complete, and is in a folder of shards until then."""
     try:
         with replaced_file(path, temporary=folder / f".{path.name}.tmp") as file:
             yield file
