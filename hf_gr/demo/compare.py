@@ -80,7 +80,8 @@ def compare_with_transformers(
             start = time.perf_counter()
             call(**way)
             runs.append(time.perf_counter() - start)
-    return Comparison(*map(statistics.median, seconds), num_runs, batch_size, prompt_length, num_beams)
+    before, after = map(statistics.median, seconds)
+    return Comparison(before, after, num_runs, batch_size, prompt_length, num_beams)
 
 
 def same_answers(expected: Any, actual: Any, *, num_beams: int) -> bool:
