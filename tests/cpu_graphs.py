@@ -18,7 +18,7 @@ from pretend_cuda import mapped, tensors_of
 from torch import Tensor
 
 from hf_gr.generation.torch import captured
-from hf_gr.torch.graphs import Rehearsal
+from hf_gr.torch.graphs import Rehearsal, Uncaptured
 
 # Large, but finite in every dtype, and so are its products with activations: what is masked gets the weight 0, and
 # zero times infinity is no number.
@@ -83,7 +83,7 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class CpuGraphs:
+class CpuGraphs(Uncaptured):
     """A backend that captures by `CpuGraph`."""
 
     def __init__(self) -> None:

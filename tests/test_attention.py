@@ -167,7 +167,7 @@ def test_a_model_that_swallows_the_argument_attends_by_masks(monkeypatch: pytest
     if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
         pytest.skip("stablelm has attention of its own in this transformers")
     monkeypatch.setattr(module, "ALL_ATTENTION_FUNCTIONS", own)
-    assert not layouts.attends_in_parts(model)
+    assert layouts.layout_of(model) != "parts"
     assert layouts.takes_tree(model)
     assert same(best(model, inputs), expected)
 
@@ -199,7 +199,7 @@ def test_families_that_keep_to_masks(caplog: pytest.LogCaptureFixture) -> None:
     config |= {"sliding_window": 16, "num_local_experts": 2}
     for family, given in (("falcon", None), ("phimoe", config)):
         model, inputs = build(family, config=given), prompts(2, 40)
-        assert not layouts.attends_in_parts(model)
+        assert layouts.layout_of(model) != "parts"
         assert same(best(model, inputs), best(build(family, config=given, attn_implementation="eager"), inputs))
     said = [record.message for record in caplog.records if "attend by a mask" in record.message]
     assert len(said) == len(set(said))

@@ -12,9 +12,9 @@ import torch
 from hf_gr.core import beam
 from hf_gr.core.beam import DEAD, Beams, Finished, choose, retire, select
 from hf_gr.torch import ops
-from hf_gr.torch import top_keys as blocks
-from hf_gr.torch.children import Children
-from hf_gr.torch.top_keys import top_keys
+from hf_gr.torch import ops as blocks
+from hf_gr.torch.ops import topk
+from hf_gr.torch.transition import Children
 
 pytestmark = pytest.mark.shapes
 
@@ -93,7 +93,7 @@ def test_blocks_give_the_best(width: int, block: int | None, device: str, number
     if block is not None:
         monkeypatch.setattr(blocks, "_block_size", lambda *_: block)
     keys = hard_keys(width, number).to(device)
-    found, places = top_keys(keys, number)
+    found, places = topk(keys, number)
     assert torch.equal(found, keys.gather(1, places))
     assert all(len(set(row)) == number for row in places.tolist())
     assert torch.equal(found, keys.topk(number).values)

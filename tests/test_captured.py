@@ -24,7 +24,7 @@ from families import EOS, build, prompts
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import captured
-from hf_gr.generation.torch.model_state import state_of
+from hf_gr.generation.torch.captured import state_of
 from hf_gr.torch.graphs import CannotCapture, Uncaptured
 
 SCORE_TOL = 1e-5  # fp32 sums of 4 log-probabilities: a bucket's masked keys are added in another order

@@ -18,9 +18,9 @@ from hf_gr.flax import noise as noise_module  # noqa: E402
 from hf_gr.flax import ops  # noqa: E402
 from hf_gr.flax.children import Children  # noqa: E402
 from hf_gr.flax.noise import Noise  # noqa: E402
-from hf_gr.torch import children as torch_children  # noqa: E402
 from hf_gr.torch import noise as torch_noise  # noqa: E402
 from hf_gr.torch import ops as torch_ops  # noqa: E402
+from hf_gr.torch import transition as torch_transition  # noqa: E402
 
 NOISE_TOL = 2e-6  # fp32: two logarithms
 SEEDS = np.array([0, 7, -1, 2**63 - 1, -(2**63)])
@@ -44,7 +44,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
     states = torch.from_numpy(nothing).long()
     given = (
         Beams(torch_ops, *[torch.from_numpy(sequences)] * 2, states.float(), states),
-        torch_children.Children(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
+        torch_transition.Children(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
     )
     noise = torch_noise.Noise(torch.from_numpy(SEEDS))
     noise = noise.stream(stream) if stream else noise

@@ -12,20 +12,19 @@ import pytest
 
 pytest.importorskip("jax")
 
-# Modules that both have: `decode` of Flax does what is in `plan` and `scores`, too, in PyTorch.
-PAIRS = "children decode device_trie draft_head drafters noise ops plan speculation transition tree".split()
+# Modules that both have: `decode` of Flax does what is in `scores`, too, in PyTorch.
+PAIRS = "decode device_trie draft_head drafters noise ops speculation transition tree".split()
 # Modules of one side alone, and why, or what is there instead.
 ALONE = {
     "scores": "of `decode` in Flax",
-    "top_keys": "XLA's own top-k is fast",
+    "plan": "of `scores` in torch",
+    "children": "of `transition` in torch",
     "assistants": "classes of drafters in torch",
     "scorers": "nothing but a protocol is on both sides",
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
     "graphs": "XLA compiles programs and keeps them",
     "tree_attention": "programs of Flax attend by masks",
-    "visibility": "the same",
-    "transfers": "JAX copies without waiting",
     "arrays": "PyTorch has these",
     "parameters": "the same",
     "buckets": "sizes are fixed in a program",

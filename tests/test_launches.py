@@ -98,7 +98,7 @@ def normalise_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def attend_by_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are repeated for every query head then."""
-    monkeypatch.setattr(drafts, "attends_in_parts", lambda model: False)
+    monkeypatch.setattr(drafts, "layout_of", lambda model: "mask")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from table_scorers import make_plan
 
 from hf_gr.core.beam import Beams
 from hf_gr.torch import decode, log_probs, ops
-from hf_gr.torch.children import Children
 from hf_gr.torch.log_probs import rows_at_once, token_log_probs
+from hf_gr.torch.transition import Children
 
 pytestmark = pytest.mark.shapes
 

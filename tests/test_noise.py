@@ -16,8 +16,8 @@ from hf_gr.core.beam import Beams, paths_of
 from hf_gr.generation.seeds import row_seeds
 from hf_gr.torch import noise as noise_module
 from hf_gr.torch import ops
-from hf_gr.torch.children import Children
 from hf_gr.torch.noise import DRAFTS, PASSES, Noise
+from hf_gr.torch.transition import Children
 
 pytestmark = pytest.mark.shapes
 

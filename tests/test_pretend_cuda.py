@@ -28,7 +28,7 @@ from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, classify, enable
 from hf_gr.core import beam
 from hf_gr.generation.torch import mixin
 from hf_gr.torch import decode as decoding
-from hf_gr.torch.transfers import to_device
+from hf_gr.torch.ops import to_device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
 
@@ -261,7 +261,7 @@ def test_what_does_not_change_is_moved_once(cuda: PretendCuda) -> None:
     for _ in range(2):
         log = cuda.clear()
         ask(model, None, inputs, mode)
-        made.append([one for one in log.made if one.line.module == "hf_gr.torch.transfers"])
+        made.append([one for one in log.made if one.line.function == "to_device"])
     assert made[0]
     assert not made[1]
 

@@ -32,11 +32,11 @@ from hf_gr import ConstraintIndex
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.verifiers import locate, relaxed_places
 from hf_gr.torch import ops, transition
-from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.drafters import TreeDrafter
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.speculation import Speculation
+from hf_gr.torch.transition import Children
 from hf_gr.torch.tree import Nodes
 
 pytestmark = pytest.mark.shapes

@@ -3,7 +3,7 @@
 """The beam step of STATIC and its baselines, each written from its description. Of `hf_gr` they have the selection.
 
 All share one search: the log-softmax over the full vocabulary is added to the beam's score, the method says which
-extensions are legal, and the selection that ours has, too (`top_keys`), picks the next beams. Open choices favour the
+extensions are legal, and the selection that ours has, too (`topk`), picks the next beams. Open choices favour the
 baseline: it starts from one beam instead of K equal ones, and carries over what a step can hand to the next (a hash, a
 range of rows).
 
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_gr.catalogue.trie import Trie
-from hf_gr.torch.top_keys import top_keys
+from hf_gr.torch.ops import topk
 from hf_gr.torch.tree import Nodes
 
 DEAD = -torch.inf
@@ -72,7 +72,7 @@ class Beams:
         width = scores.shape[-1]
         flat = scores.flatten(1)
         missing = num_beams - flat.shape[-1]
-        best, chosen = top_keys(F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat, num_beams)
+        best, chosen = topk(F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat, num_beams)
         if missing > 0:
             chosen = chosen.clamp(max=flat.shape[-1] - 1)
         parents = chosen // width

@@ -6,7 +6,7 @@ Whole decodes of L levels over precomputed logits, no model: batch 2, 70 beams, 
 to 2e7 uniform items; then vocabularies of 256 to 32k, and a catalogue of Zipf codes whose largest nodes have thousands
 of children while most have one. Ours is the library's own loop, without a rule, with one that half of the items meet,
 and with 100 items excluded for each request. All contenders take turns, each adds the log-softmax over the full
-vocabulary to the beam's score, and all select the next beams by the library's `top_keys`. They must give the same
+vocabulary to the beam's score, and all select the next beams by the library's `topk`. They must give the same
 beams and scores before any time is printed, and ours under a rule and exclusions those of an index of what is left; if
 they do not, the exit status is 1.
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -38,17 +39,17 @@ class Snapshot:
     # a digest of the tokenizer that the sequences come from; None where they are not text
     tokenizer: str | None = None
 
-    @property
+    @cached_property
     def trie(self) -> Trie:
         """The sequences of all items, dead ones included."""
         return self.items.trie
 
-    @property
+    @cached_property
     def max_length(self) -> int:
         """Tokens of the longest sequence, dead ones included."""
         return self.trie.max_length
 
-    @property
+    @cached_property
     def max_token_id(self) -> int:
         """The largest token of any sequence, dead ones included."""
         return self.trie.max_token_id

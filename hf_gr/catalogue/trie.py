@@ -60,7 +60,7 @@ class Trie:
         """`L` flags: whether a sequence can end with its token number `l + 1`."""
         return tuple(end > start for start, end in zip(self.leaf_starts, self.leaf_starts[1:], strict=False))
 
-    @property
+    @cached_property
     def max_length(self) -> int:
         """The number of levels, which is the longest sequence."""
         return len(self.fanouts)

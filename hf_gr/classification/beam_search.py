@@ -22,7 +22,7 @@ from hf_gr.generation.internals import as_it_is, default_generation_fields
 from hf_gr.generation.models import start_token
 from hf_gr.generation.torch.constraints import SeveralLabels
 from hf_gr.generation.torch.logits_process import ConstraintLogitsProcessor
-from hf_gr.generation.torch.several import is_dead
+from hf_gr.generation.torch.loop import dead
 from hf_gr.torch.decode import DecodePlan, decode
 from hf_gr.torch.transition import device_catalogue
 
@@ -98,7 +98,7 @@ class BeamSearch:
         sequences = out.sequences[:, out.sequences.shape[1] - out.beam_indices.shape[1] :].cpu().numpy()
         is_end = sequences == eos_token_id
         sequences = np.where(is_end.cumsum(axis=1) > is_end, PADDING, sequences)
-        log_probs = torch.where(is_dead(out.sequences_scores), -torch.inf, out.sequences_scores)
+        log_probs = torch.where(dead(out.sequences_scores), -torch.inf, out.sequences_scores)
         return self._by_prompt(sequences, log_probs.cpu().numpy())
 
     def _by_prompt(self, sequences: Longs, log_probs: Floats) -> tuple[Longs, Floats]:

@@ -23,7 +23,7 @@ from .checks import check_config, check_lengths, check_tokens_of_catalogue
 from .configuration import GR_FIELDS, set_fields
 from .drafts import BaseDraft, drafts_of
 from .models import first_of, inferred_padding
-from .named_catalogues import batch_rules, resolve_indexes
+from .named_catalogues import batch_rules, resolve_index
 from .seeds import row_seeds
 
 # Which transformers compares before we see them.
@@ -58,6 +58,7 @@ class BaseCall(ABC):
     drafts: dict[str | None, Any]  # by name, the simplest first: one, or what `drafting="auto"` chooses from
     seeds: npt.NDArray[np.int64] | None  # of the prompts' samples, if given
     step_scores: bool  # whether `output_scores` asks for more than `sequences_scores`
+    is_limited: bool  # whether the call itself limits the length of an answer
 
     @classmethod
     def read(
@@ -95,7 +96,7 @@ class BaseCall(ABC):
         config, model_kwargs = cls.prepare_config(model, generation_config, kwargs)
         set_fields(config, fields)
         check_config(config)
-        indexes = resolve_indexes(model, indexes)
+        indexes = resolve_index(model, indexes, may_be_list=True)
         prompt = cls.read_prompt(model, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         catalogue = rules.shared
@@ -110,7 +111,7 @@ class BaseCall(ABC):
         config.forced_bos_token_id, config.forced_eos_token_id = None, end if is_forced else None
         drafts = drafts_of(cls.kinds, model, config, assistant, prompt, catalogue, fields, model_kwargs)
         seeds = None if seed is None else row_seeds(seed, prompt.num_rows)
-        return cls(model, config, model_kwargs, prompt, rules, drafts, seeds, step_scores)
+        return cls(model, config, model_kwargs, prompt, rules, drafts, seeds, step_scores, room is not None)
 
     @staticmethod
     @abstractmethod

@@ -170,11 +170,13 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
 
     Such a row may be of any length, and `items` reads sequences that lack their end token, too.
     """
-    if catalogue.trie.find([fill]) < 0:
+    trie = catalogue.trie
+    first_tokens = trie.tokens[trie.level_starts[1] : trie.level_starts[2]]
+    if not (first_tokens == fill - trie.token_bases[0]).any():
         return fill  # as in most catalogues, and in a tenth of the time
     places = np.arange(catalogue.max_length)
     rows = np.where(places <= places[:, None], fill, PADDING)
-    return -1 if (catalogue.trie.walk(rows, catalogue.eos_token_id)[0] >= 0).any() else fill
+    return -1 if (trie.walk(rows, catalogue.eos_token_id)[0] >= 0).any() else fill
 
 
 def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class BaseDraft:
             raise ValueError(
                 f"draft_token_budget={budget} without drafting, expected None: pass drafting='trie' or 'auto'"
             )
-        self.check_own(prompt, catalogue, model_kwargs)
+        if self.searches:
+            self.check_own(prompt, catalogue, model_kwargs)
 
     def check_verification(self) -> None:
         """Refuse a verification that this kind of draft, or the call, does not support."""
@@ -85,7 +86,7 @@ class BaseDraft:
             )
 
     def check_own(self, prompt: Any, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
-        """Refuse what one backend alone cannot do; the arguments are those of `check`."""
+        """Refuse what searches of one backend alone cannot do; the arguments are those of `check`."""
 
     def not_a_model(self, assistant: Any) -> str | None:
         """What a draft model should be, if it is none of this backend's."""

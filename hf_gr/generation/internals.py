@@ -136,9 +136,13 @@ class Overrides:
         return super_._upload_modified_files(working_dir, repo_id, files_timestamps, *args, **kwargs)
 
 
-def for_one_path(config: Any) -> Any:
-    """Have transformers take a prepared config as it is, and prepare one row a prompt; the config is changed."""
-    as_it_is(config)
+def for_one_path(model: Any, config: Any) -> Any:
+    """Have transformers take a prepared config as it is, and prepare one row a prompt; the config is changed.
+
+    Before that, transformers' own check refuses a generation mode that a model does not support.
+    """
+    model._validate_generation_mode(config.get_generation_mode(None), config, {})
+    setattr(config, PATHS, (config.num_beams, config.num_return_sequences))
     config.num_beams = config.num_return_sequences = 1
     for name in OTHER_LOOPS:  # of a single path: a beam search ignores them
         if hasattr(config, name):
@@ -150,8 +154,3 @@ def as_it_is(config: Any) -> Any:
     """Have transformers take a prepared config as it is; the config is changed."""
     setattr(config, PATHS, (config.num_beams, config.num_return_sequences))
     return config
-
-
-def check_mode(model: Any, config: Any) -> None:
-    """Refuse a generation mode that a model does not support, by transformers' own check."""
-    model._validate_generation_mode(config.get_generation_mode(None), config, {})

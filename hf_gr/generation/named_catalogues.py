@@ -42,17 +42,12 @@ def index_of_call(model: Any, config: Any, given: Any) -> Any:
     return None if given is False else given
 
 
-def resolve_indexes(model: Any, indexes: Any) -> list[ConstraintIndex] | ConstraintIndex:
-    """One index, or a list with one for each prompt; see `resolve_index`."""
-    if isinstance(indexes, (list, tuple)):
-        return [resolve_index(model, index) for index in indexes]
-    return resolve_index(model, indexes)
-
-
 def batch_rules(
     indexes: Sequence[ConstraintIndex] | ConstraintIndex, exclude_items: Any, *, num_prompts: int | None = None
 ) -> BatchRules:
     """The catalogue of every prompt, as it is now; a `ValueError` where indexes or exclusions do not fit."""
+    if isinstance(indexes, ConstraintIndex) and exclude_items is None:
+        return BatchRules((indexes.snapshot,))
     one_each = not isinstance(indexes, ConstraintIndex)
     every = indexes if one_each else [indexes]
     snapshots: dict[int, Snapshot] = {}
@@ -63,13 +58,16 @@ def batch_rules(
     )
 
 
-def resolve_index(model: Any, index: Any) -> ConstraintIndex:
+def resolve_index(model: Any, index: Any, *, may_be_list: bool = False) -> Any:
     """An index as it is; one of a repository or folder loaded; `"."` from the checkpoint that the model came from.
 
-    What is loaded is loaded with the token and the cache that the model was loaded with.
+    Of a list, one for each prompt, each of them. What is loaded is loaded with the token and the cache that the model
+    was loaded with.
     """
     if isinstance(index, ConstraintIndex):
         return index
+    if may_be_list and isinstance(index, list | tuple):
+        return [resolve_index(model, one) for one in index]
     if not isinstance(index, (str, Path)) or not str(index):
         given = repr(index) if isinstance(index, str) else f"a {type(index).__name__}"
         makes = (

@@ -18,6 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -31,10 +32,9 @@ from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
 from .noise import PASSES
-from .plan import DecodePlan
-from .scorers import Scorer
-from .scores import child_scores, in_columns
-from .speculation import Drafter, Frontier, Lookahead, Rows, Scored, Speculation, of_rows
+from .scorers import Depth, Scorer
+from .scores import DecodePlan, child_scores
+from .speculation import Drafter, Frontier, Part, Rows, Speculation, joined, of_rows
 from .transition import DeviceCatalogue, over_vocabulary
 from .tree import Nodes
 
@@ -69,9 +69,13 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
     search = _Search(scorer, catalogue, plan, drafter)
     state = search.start()
     while any(rows := search.open_rows(state)):
-        # No name for what is scored: its logits, as wide as the vocabulary, are gone when the next ones are made.
-        state = search.decide(state, search.score(state, rows))
+        parts, nodes, depth = search.draft(state, rows)
+        # No name for logits, which are as wide as the vocabulary: these are gone when the next ones are made.
+        state = search.decide(state, parts, scorer.score(nodes, depth=depth) if depth else scorer.begin(nodes))
     return search.result(state)
+
+
+COUNTS = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")  # fields of `Speculation`
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,7 @@ class _Search:
     """Scores, and decides levels as far as they are scored. Serves one call; the arguments are those of `decode`."""
 
     def __init__(self, scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: Drafter | None) -> None:
-        self.scorer, self.catalogue, self.plan = scorer, catalogue, plan
-        self.lookahead = Lookahead(scorer, drafter, catalogue, len(plan.prompt))
+        self.scorer, self.catalogue, self.plan, self.drafter = scorer, catalogue, plan, drafter
         self.may_close = plan.exit_early and (catalogue.is_ragged or plan.stopping_criteria is not None)
         # Without a draft all rows need equally many forwards; outputs of a level have all rows.
         self.rows_leave = drafter is not None and not plan.keeps_steps
@@ -104,6 +107,8 @@ class _Search:
         self.dead = torch.full((), beam.DEAD, device=catalogue.device)
         self.deepest = 0  # the level that all rows decide if they do not leave
         self.kept: dict[str, list[Tensor]] = {"scores": [], "logits": []}  # by level, if they are wanted
+        nothing = torch.zeros(len(plan.prompt), dtype=torch.long, device=catalogue.device)
+        self.counts: dict[str, Tensor] = dict.fromkeys(COUNTS, nothing)  # of what is drafted, by row
 
     def start(self) -> _State:
         """All rows at the root."""
@@ -116,22 +121,41 @@ class _Search:
         parents = beams.states.expand(-1, plan.width)
         return _State(beams, (0,) * num_rows, (True,) * num_rows, finished, parents)
 
-    def open_rows(self, state: _State) -> list[bool]:
+    def open_rows(self, state: _State) -> tuple[bool, ...]:
         """The rows that have levels left, and may still change; if they do not leave, all while some row may."""
-        unfinished = [level < self.catalogue.max_length for level in state.levels]
-        can_change = [*map(operator.and_, unfinished, state.can_change)]
+        unfinished = tuple(level < self.catalogue.max_length for level in state.levels)
+        can_change = tuple(map(operator.and_, unfinished, state.can_change))
         if self.rows_leave:
             return can_change
-        return unfinished if any(can_change) else [level < self.deepest for level in state.levels]
+        return unfinished if any(can_change) else tuple(level < self.deepest for level in state.levels)
 
-    def score(self, state: _State, rows: Sequence[bool]) -> list[Scored]:
-        """One forward for all open rows, and what is drafted below them."""
-        levels = sorted({level for level, is_open in zip(state.levels, rows, strict=True) if is_open})
-        return self.lookahead.score([self._frontier(state, state.at(level, rows), level) for level in levels])
+    def draft(self, state: _State, rows: tuple[bool, ...]) -> tuple[list[Part], list[Nodes], Depth]:
+        """What the next forward scores: the open rows' beams and what is drafted below them; and how deep those are.
 
-    def decide(self, state: _State, parts: Sequence[Scored]) -> _State:
-        """Decide levels while the beams of a row are among the scored nodes."""
-        for first, drafted, logits in parts:
+        Nodes of the first forward are those below the prompt, which is at depth 0.
+        """
+        parts: list[Part] = []
+        levels = sorted(set(compress(state.levels, rows)))
+        for level in levels:
+            frontier = self._frontier(state, rows if len(levels) == 1 else state.at(level, rows), level)
+            parts += [(frontier, [])] if self.drafter is None else self._drafted(self.drafter, frontier)
+        nodes, least = joined(parts), levels[0]
+        if not least:  # paths that do not compete stand on the root together
+            below = nodes[1:]
+            if below:
+                below[0] = replace(below[0], parents=torch.zeros_like(below[0].parents))
+            return parts, below, 0
+        if all(rows) and len(levels) == 1:
+            return parts, nodes, least
+        # A row that is done is as deep as the least deep one: all rows have positions for that, and for no more tokens
+        # than have children in the catalogue.
+        most = self.catalogue.max_length - 1
+        own = (level if is_open else least for level, is_open in zip(state.levels, rows, strict=True))
+        return parts, nodes, [[min(level + number, most) for number in range(len(nodes))] for level in own]
+
+    def decide(self, state: _State, parts: Sequence[Part], logits: Sequence[Float[Tensor, "batch _ vocab"]]) -> _State:
+        """Decide levels while the beams of a row are among the scored nodes, by the logits after beams and drafts."""
+        for first, drafted in parts:
             state = self._decide(state, first, logits[0], None, 0, *drafted[:1])
             start = logits[0].shape[1]  # of a level among all nodes that were scored
             for number, nodes in enumerate(drafted, start=1):
@@ -143,22 +167,52 @@ class _Search:
                 if not any(flags):
                     break
                 frontier = self._frontier(state, flags, first.level + number)
-                self.lookahead.accept(frontier, nodes, places)
+                self._accept(frontier, nodes, places)
                 state = self._decide(state, frontier, logits[number], places, start, *drafted[number : number + 1])
                 start += logits[number].shape[1]
         return state
 
     def result(self, state: _State) -> Decoded:
-        """What was found."""
-        plan, may_be_shorter = self.plan, self.catalogue.is_ragged or self.plan.stopping_criteria is not None
+        """What was found, a row each, with paths numbered over the batch."""
+        plan, scorer = self.plan, self.scorer
         assert state.finished is not None
+        sequences, scores, beam_indices = best(state.finished, plan)
+        first_path = torch.arange(0, len(scores) * plan.width, plan.width, device=scores.device)[:, None, None]
+        beam_indices = (beam_indices + first_path).masked_fill(beam_indices < 0, -1)
+        draft_forwards = 0 if self.drafter is None else self.drafter.num_forwards
+        counts: dict[str, Any] = self.counts
         return Decoded(
-            *_in_rows(*best(state.finished, plan), width=plan.width),
+            sequences.flatten(0, 1),
+            scores.flatten(),
+            beam_indices.flatten(0, 1),
             step_scores=self._steps("scores") if plan.output_scores else None,
             step_logits=self._steps("logits") if plan.output_logits else None,
-            speculation=self.lookahead.speculation,
-            may_be_shorter=may_be_shorter,
+            speculation=Speculation(scorer.num_forwards, draft_forwards, **counts),
+            may_be_shorter=self.catalogue.is_ragged or plan.stopping_criteria is not None,
         )
+
+    def _drafted(self, drafter: Drafter, frontier: Frontier) -> list[Part]:
+        """What is drafted for some rows, counted."""
+        if frontier.level == 0 and not self.scorer.takes_prompt:
+            return [(frontier, [])]
+        parts = drafter.draft(frontier)
+        for part, drafted in parts:
+            for nodes in drafted:
+                number = (nodes.states != self.catalogue.dead_state).sum(dim=-1)
+                self._count(part.rows, drafted_nodes=number, drafted_steps=torch.ones_like(number))
+        return parts
+
+    def _accept(self, frontier: Frontier, nodes: Nodes, places: Int[Tensor, "batch beams"]) -> None:
+        """Count a level whose beams had all been drafted; paths of a row that do not compete may share a node."""
+        num_rows, num_nodes = nodes.states.shape
+        columns = torch.where(frontier.beams.scores > beam.DEAD, places, num_nodes)
+        hit = torch.zeros((num_rows, num_nodes + 1), dtype=torch.long, device=columns.device)
+        used = hit.scatter(1, columns, 1)[:, :-1].sum(dim=-1)
+        self._count(frontier.rows, accepted_nodes=used, accepted_steps=torch.ones_like(used))
+
+    def _count(self, rows: Rows, **more: Tensor) -> None:
+        for name, number in more.items():
+            self.counts[name] = rows.where(self.counts[name] + number, self.counts[name])
 
     def _frontier(self, state: _State, flags: tuple[bool, ...], level: int) -> Frontier:
         """Some rows, which have come to a level."""
@@ -186,7 +240,7 @@ class _Search:
             logits, places = logits.expand(-1, beams.scores.shape[1], -1), frontier.parents  # all are 0 there
         elif places is not None:
             logits = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
-        scores = child_scores(logits, in_columns(legal, self.scorer, level=level), beams, plan)
+        scores = child_scores(logits, legal, beams, plan, self.scorer.columns)
         if plan.output_scores:
             self._keep("scores", frontier, over_vocabulary(scores, legal, logits.shape[-1]))
         if plan.output_logits:
@@ -212,23 +266,29 @@ class _Search:
         kept, finished = accept(beams, state.finished, legal, scores, self.catalogue, plan, **how)
         parents = kept.parents if places is None else places.gather(1, kept.parents)
         parents = parents + start if start else parents
-        state = _State(
-            beams=self._of_both(rows, kept, state.beams),
-            levels=tuple(own + flag for own, flag in zip(state.levels, rows.flags, strict=True)),
+        new = _State(
+            beams=kept,
+            levels=tuple(map(operator.add, state.levels, rows.flags)),
             can_change=state.can_change,
-            finished=_where_rows(rows, finished, state.finished),
-            parents=rows.where(parents, state.parents),
+            finished=finished,
+            parents=parents,
         )
+        state = new if rows.are_all else self._merged(rows, new, state)
         if self.may_close and level + 1 < self.catalogue.max_length:
             state = replace(state, can_change=tuple(can_change(state.beams, state.finished, plan).tolist()))
         return state
 
-    def _of_both(self, rows: Rows, new: Beams, old: Beams) -> Beams:
-        """The new beams in some rows, the old ones in all others."""
-        if rows.are_all:
-            return new
+    def _merged(self, rows: Rows, new: _State, old: _State) -> _State:
+        """The new state in some rows, the old one in all others."""
+
+        def where(new: Any, old: Any) -> Any:
+            names = [field.name for field in fields(new)][1:]
+            return replace(new, **{name: rows.where(getattr(new, name), getattr(old, name)) for name in names})
+
         width, length = self.plan.width, self.catalogue.max_length
-        return _where_rows(rows, *(to_room(widened(one, width), length) for one in (new, old)))
+        beams = [to_room(widened(one.beams, width), length) for one in (new, old)]
+        finished = new.finished if old.finished is None else where(new.finished, old.finished)
+        return replace(new, beams=where(*beams), finished=finished, parents=rows.where(new.parents, old.parents))
 
     def _keep(self, name: str, frontier: Frontier, step: Float[Tensor, "batch beams vocab"]) -> None:
         """Keep what was found of a level."""
@@ -238,24 +298,3 @@ class _Search:
     def _steps(self, name: str) -> tuple[Tensor, ...]:
         """What was kept of every level, one row a path; the first step of a plain beam search is that of all paths."""
         return tuple(step.expand(-1, self.plan.width, -1).flatten(0, 1) for step in self.kept[name][: self.deepest])
-
-
-def _where_rows(rows: Rows, new: Any, old: Any) -> Any:
-    """New beams, or finished ones, for some rows."""
-    if rows.are_all or old is None:
-        return new
-    names = [field.name for field in fields(new)][1:]
-    return replace(new, **{name: rows.where(getattr(new, name), getattr(old, name)) for name in names})
-
-
-def _in_rows(
-    sequences: Int[Tensor, "batch returned length"],
-    scores: Float[Tensor, "batch returned"],
-    beam_indices: Int[Tensor, "batch returned length"],
-    *,
-    width: int,
-) -> tuple[Int[Tensor, "rows length"], Float[Tensor, " rows"], Int[Tensor, "rows length"]]:
-    """What `best` found, a row each, with paths numbered over the batch."""
-    first_path = torch.arange(0, len(scores) * width, width, device=scores.device)[:, None, None]
-    beam_indices = (beam_indices + first_path).masked_fill(beam_indices < 0, -1)
-    return sequences.flatten(0, 1), scores.flatten(), beam_indices.flatten(0, 1)

@@ -23,7 +23,7 @@ from hf_gr.catalogue.fanout import Fanout, smallest_dtype
 from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.trie import Trie
 
-from .transfers import to_device
+from .ops import to_device
 
 TOKEN_BITS = 32
 TAKEN_ONE_BY_ONE = 8  # children of a node: more are read faster as one window (measured)
@@ -137,15 +137,16 @@ _MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
 
 def on_device(trie: Trie, device: torch.device) -> DeviceTrie:
     """A trie on a device; moved there once, for as long as it lives."""
-    return _moved(trie, device, _move_trie)
+    return moved(trie, device, _move_trie)
 
 
 def bits_on_device(alive: Liveness, device: torch.device) -> tuple[UInt8[Tensor, " _"], ...]:
     """The bits of a rule on a device, by level from 1; moved there once, for as long as the rule lives."""
-    return _moved(alive, device, _move_bits)
+    return moved(alive, device, _move_bits)
 
 
-def _moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], Any]) -> Any:
+def moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], Any]) -> Any:
+    """What `move` makes of something on a device, made once."""
     on_devices = _MOVED.setdefault(what, {})
     if device not in on_devices:
         on_devices[device] = move(what, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import torch
@@ -20,12 +20,11 @@ from hf_gr.core import beam
 from hf_gr.core.beam import Beams, paths_of
 from hf_gr.core.decide import draft_best, draw
 
-from .children import Children
 from .noise import DRAFTS
 from .scorers import Scorer
-from .scores import child_scores, in_columns
+from .scores import child_scores
 from .speculation import Frontier, Part
-from .transition import DeviceCatalogue, children
+from .transition import Children, DeviceCatalogue, children
 from .tree import Nodes
 
 
@@ -43,21 +42,18 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
     return legal.legal & ~catalogue.is_leaf(legal.states.flatten(1), level=depth).view(legal.shape)
 
 
+@dataclass(eq=False)
 class Assistant:
     """A draft model, which searches the catalogue for what the target's beams will be.
 
-    It continues from the target's beams and their scores: only what follows is guessed. N is `num_beams`,
-    AtSpeed's gamma is `num_steps`; `first_level` says whether it can begin below the prompt.
+    It continues from the target's beams and their scores: only what follows is guessed.
     """
 
-    def __init__(
-        self, new_scorer: Callable[[], Scorer], *, num_beams: int, num_steps: int, first_level: int = 0
-    ) -> None:
-        self.new_scorer = new_scorer
-        self.num_beams = num_beams
-        self.num_steps = num_steps
-        self.first_level = first_level
-        self.num_forwards = 0
+    new_scorer: Callable[[], Scorer]
+    num_beams: int  # N
+    num_steps: int  # AtSpeed's gamma
+    first_level: int = 0  # where it can begin: below the prompt, or after the first level
+    num_forwards: int = field(default=0, init=False)
 
     def draft(self, frontier: Frontier, whole: Sequence[int] = ()) -> Iterator[Nodes]:
         """The nodes, level by level; each forward runs when its level is requested.
@@ -107,7 +103,7 @@ class DraftSearch(ABC):
     ) -> tuple[Children, Float[Tensor, "batch nodes children"]]:
         """The children of the last level's nodes, and their cumulative scores."""
         legal = children(self.nodes.states, self.catalogue, level=depth - 1)
-        own = child_scores(logits, in_columns(legal, self.scorer, level=depth - 1), self.nodes, self.plan)
+        own = child_scores(logits, legal, self.nodes, self.plan, self.scorer.columns)
         return legal, torch.where(legal.legal, self.nodes.scores[..., None] + own, self.dead)
 
 
@@ -149,17 +145,15 @@ class Best(DraftSearch):
         return Nodes(self.nodes.tokens, self.nodes.parents, self.nodes.states)
 
 
+@dataclass(eq=False)
 class TreeDrafter:
     """Drafts the whole legal subtree below the beams once it fits; a draft model narrows it until then.
 
-    The catalogue's draft holds all legal continuations, so it is never rejected and its levels are decided
-    together. `budget` counts nodes besides the live beams a forward and row; as many as there are beams are always
-    allowed.
+    The catalogue's draft holds all legal continuations, so it is never rejected and its levels are decided together.
     """
 
-    def __init__(self, *, budget: int, assistant: Assistant | None = None) -> None:
-        self.budget = budget
-        self.assistant = assistant
+    budget: int  # nodes besides the live beams, a forward and row; as many as there are beams are always allowed
+    assistant: Assistant | None = None
 
     @property
     def num_forwards(self) -> int:
@@ -212,19 +206,14 @@ class TreeDrafter:
         return rest, [True] * len(used)
 
 
+@dataclass(eq=False)
 class FixedTree:
-    """Drafts the whole legal subtree within widths fixed ahead, for programs whose shapes stay. Serves one call.
+    """Drafts the whole legal subtree within widths fixed ahead, for programs whose shapes stay. Serves one call."""
 
-    A width is the nodes of a level that is scored together with beams, by level of these. Whether all nodes of
-    each row fitted so far is said afterwards, on the device (`fits`, None before the first draft); where they did
-    not, the answer is none.
-    """
-
+    widths: Sequence[Sequence[int]]  # nodes of each level that is scored together with beams, by level of these
+    # Whether all nodes of each row fitted so far, on the device; where they did not, the answer is none.
+    fits: Tensor | None = field(default=None, init=False)  # None before the first draft
     num_forwards = 0
-
-    def __init__(self, widths: Sequence[Sequence[int]]) -> None:
-        self.widths = widths
-        self.fits: Tensor | None = None
 
     def draft(self, frontier: Frontier) -> list[Part]:
         """See `Drafter.draft`."""

@@ -16,10 +16,10 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -43,12 +43,14 @@ class CannotCapture(RuntimeError):
     """What a graph cannot contain: the host waits for the device, or copies memory to it."""
 
 
-class Backend(Protocol):
-    """How functions are captured on a device."""
+class Uncaptured:
+    """How functions are captured on a device: where there are no graphs a replay is a call."""
 
-    def turn(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def turn(self) -> Iterator[None]:
         """While it is entered no other program of the device runs, or will run before what is enqueued meanwhile."""
-        ...
+        with _TURN:
+            yield
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
         """Warm a function up and capture it. To be called in one's turn, with its buffers filled.
@@ -57,24 +59,10 @@ class Backend(Protocol):
             What computes the outputs again, which may be in the same memory every time; and its memory besides the
             function's buffers.
         """
-        ...
-
-
-class Uncaptured:
-    """The backend of devices without graphs: a replay is a call."""
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """See `Backend.turn`: functions have buffers, too."""
-        with _TURN:
-            yield
-
-    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
-        """See `Backend.capture`."""
         return function, 0
 
 
-class CudaGraphs:
+class CudaGraphs(Uncaptured):
     """Graphs of one CUDA device.
 
     All are captured on one stream, since only then do they share their pool. That stream is nobody else's: work of
@@ -90,7 +78,7 @@ class CudaGraphs:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """See `Backend.turn`: threads may have streams of their own, which wait for each other on the device."""
+        """See `Uncaptured.turn`: threads may have streams of their own, which wait for each other on the device."""
         with _TURN:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self._last)
@@ -100,7 +88,7 @@ class CudaGraphs:
                 self._last.record(stream)
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
-        """See `Backend.capture`."""
+        """See `Uncaptured.capture`."""
         current = torch.cuda.current_stream(self.device)
         with _without_collection():
             self._stream.wait_stream(current)  # the buffers have been filled there
@@ -214,7 +202,7 @@ class Rehearsal(TorchDispatchMode):
         return None
 
 
-def backend_of(device: torch.device) -> Backend:
+def backend_of(device: torch.device) -> Uncaptured:
     """The backend of a device; graphs of one device share theirs."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return Uncaptured()
@@ -235,7 +223,7 @@ class Captured:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Uncaptured,
         buffers: Sequence[Tensor],
         *,
         fill: Callable[[Any], None],

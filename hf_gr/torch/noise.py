@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hf_gr.core.beam import Beams
 
-from .children import Children
+from .transition import Children
 
 # Streams; the target's own is 0. A sample drawn by a relaxed draft, and whether it passes, must not depend on each
 # other, or on what the target draws instead.

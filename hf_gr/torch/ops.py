@@ -1,23 +1,32 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf_gr.core.ops` in PyTorch. None of these waits for a device."""
+"""`hf_gr.core.ops` in PyTorch, and numbers of the host on a device. None of these waits for one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
-
-from .top_keys import top_keys as topk
 
 __all__ = [
     "along", "arange", "argmax", "concat", "exp", "expand", "fill", "first_false", "full", "log", "log_softmax", "pad",
     "pick", "put", "smallest", "topk", "where",
 ]  # fmt: skip
 
-exp, log, where = torch.exp, torch.log, torch.where
+CPU_BLOCK, CPU_BLOCKS_FROM = 64, 30_000  # candidates of a row from which blocks of them are faster (measured)
+# Candidates of all rows. A device's own top-k reads them some six times, in a dozen launches; reading so many once
+# saves more than launching a second top-k costs. An estimate for 3 TB/s.
+DEVICE_BLOCKS_FROM = 2**22
+
+concat, exp, expand, log, where = torch.cat, torch.exp, Tensor.expand, torch.log, torch.where
+fill = torch.masked_fill  # `where` would move the number to the device
 
 
 def full(shape: Sequence[int], value: bool | int | float, like: Tensor) -> Tensor:  # noqa: D103
@@ -28,14 +37,6 @@ def arange(number: int, like: Tensor) -> Tensor:  # noqa: D103
     return torch.arange(number, device=like.device)
 
 
-def expand(values: Tensor, shape: Sequence[int]) -> Tensor:  # noqa: D103
-    return values.expand(*shape)
-
-
-def fill(values: Tensor, flags: Tensor, number: int | float) -> Tensor:  # noqa: D103
-    return values.masked_fill(flags, number)  # `where` would move the number to the device
-
-
 def along(values: Tensor, places: Tensor) -> Tensor:  # noqa: D103
     if places.ndim < values.ndim:
         places = places[..., None].expand(-1, -1, values.shape[-1])
@@ -44,10 +45,6 @@ def along(values: Tensor, places: Tensor) -> Tensor:  # noqa: D103
 
 def pick(values: Tensor, places: Tensor) -> Tensor:  # noqa: D103
     return values.gather(-1, places[..., None])[..., 0]
-
-
-def concat(arrays: Sequence[Tensor], axis: int) -> Tensor:  # noqa: D103
-    return torch.cat(tuple(arrays), dim=axis)
 
 
 def pad(values: Tensor, number: int, fill: bool | int | float) -> Tensor:  # noqa: D103
@@ -72,3 +69,57 @@ def smallest(values: Tensor) -> Tensor:  # noqa: D103
 
 def log_softmax(scores: Tensor) -> Tensor:  # noqa: D103
     return scores.log_softmax(-1)
+
+
+def topk(
+    keys: Float[Tensor, "batch candidates"], number: int
+) -> tuple[Float[Tensor, "batch number"], Int[Tensor, "batch number"]]:
+    """The largest keys of every row, best first, and their places.
+
+    Many candidates are first reduced to the `number` blocks with the largest maxima: all others hold only smaller
+    keys, or keys equal to the last one chosen. This reads the candidates once and sorts few of them, and has no branch
+    that depends on them.
+
+    Source: xGR, section 6.2 (early sorting termination), where a heap stops reading a beam's sorted candidates at the
+    first one that is too small. A device does the same for all blocks at once: those whose largest key is too small
+    are not read again.
+    """
+    size = keys.shape[1]
+    block = _block_size(keys.shape[0], size, number, keys.device)
+    if block == 1:
+        best = keys.topk(number)
+        return best.values, best.indices
+    in_blocks = size - size % block
+    largest = keys[:, :in_blocks].unflatten(1, (-1, block)).amax(-1)
+    first = largest.topk(number, sorted=False).indices * block
+    places = (first[..., None] + torch.arange(block, device=keys.device)).flatten(1)
+    if in_blocks < size:  # what fills no block competes with the best blocks
+        rest = torch.arange(in_blocks, size, device=keys.device)
+        places = torch.cat([places, rest.expand(len(keys), -1)], dim=1)
+    best = keys.gather(1, places).topk(number)
+    return best.values, places.gather(1, best.indices)
+
+
+def _block_size(num_rows: int, size: int, number: int, device: torch.device) -> int:
+    """How many candidates to treat as one at first; 1 if one top-k over all is faster."""
+    if device.type == "cpu":
+        block = CPU_BLOCK if size >= CPU_BLOCKS_FROM else 1
+    elif num_rows * size >= DEVICE_BLOCKS_FROM:
+        # With the root of size / number, as many maxima are sorted at first as candidates at last.
+        block = 2 ** round(math.log2(size / number) / 2)
+    else:
+        block = 1
+    return block if 2 * number * block <= size else 1
+
+
+def to_device(numbers: npt.NDArray[Any] | Sequence[int], device: torch.device) -> Tensor:
+    """Numbers of the host on a device, on a CPU maybe in one memory; lists become 64-bit integers.
+
+    A plain copy to a CUDA device waits until it has done all it was given. One from pinned memory joins the queue.
+    """
+    array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=np.int64)
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    # The allocator of pinned memory keeps it until the copy is done.
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores tree nodes by a model. Knows no trie and no selection.
 
-The nodes of a request are on the sequence axis, over one prompt: nodes of several levels take one forward.
+The nodes of a request are on the sequence axis, over one prompt: nodes of several levels take one forward. What each
+of them sees (the prompt's real tokens, its ancestors and itself) is said by masks, which any model takes that has this
+layout, or by an argument, where attention functions are ours (`hf_gr.torch.tree_attention`).
 
 Axes: B batch, N nodes of a level, V vocabulary, P prompt.
 """
@@ -10,7 +12,7 @@ Axes: B batch, N nodes of a level, V vocabulary, P prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,9 +20,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .transfers import to_device
-from .tree import Nodes, Tree, prompt_attention
-from .visibility import Visibility
+from .ops import to_device
+from .tree import Nodes, Tree, prompt_attention, to_additive
+from .tree_attention import TreeAttention
 
 # Tokens from the prompt to the nodes of a first level, themselves included; or for every row, to those of each level.
 Depth = int | Sequence[Sequence[int]]
@@ -31,8 +33,12 @@ class Scorer(Protocol):
     """Scores the children of a prompt, then of its tree nodes. Serves one call."""
 
     num_forwards: int  # after the prompt's, so far
-    takes_prompt: bool  # whether nodes can be scored in the prompt's own forward
     columns: Callable[..., Tensor] | None  # of tokens and their level in that level's logits; None for all tokens
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Whether nodes can be scored in the prompt's own forward."""
+        ...
 
     def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
         """Logits after the prompt, and after levels of nodes read with it, if it takes any. To be called once."""
@@ -65,35 +71,28 @@ class Unread:
     mask: Bool[Tensor, "batch prompt"]  # its real tokens
     windows: Mapping[str | None, int | None]  # how far back a kind of layer sees; see `Prefilled`
     tail: Int[Tensor, " tail"]  # read after the prompt, for hidden states; no node sees it
-    of_model: Callable[[Mapping[str | None, Tensor]], Any]  # masks as the model takes them
     # The forward, given how many last tokens need logits, and arguments; appends to a new cache that keeps all keys.
     read: Callable[..., tuple[Any, Any]]
 
 
+@dataclass(eq=False)
 class TreeScorer:
-    """Beams on the sequence axis: one forward of `[B, K]` tokens over `P + slots` keys, nothing ever reordered.
+    """Beams on the sequence axis: one forward of `[B, K]` tokens over `P + slots` keys, nothing ever reordered."""
 
-    `prefill` computes the prompt alone, into a cache of this scorer's own; `unread` is the prompt, if it may be
-    read together with nodes, which takes masks.
-    """
+    model: Callable[..., Any]
+    prefill: Callable[[], Prefilled]  # computes the prompt alone, into a cache of this scorer's own
+    unread: Unread | None = None  # the prompt, if it may be read together with nodes, which takes masks
+    mask_dtype: torch.dtype | None = None  # the model's if masks are added to scores (eager), None if they are boolean
+    argument: str | None = None  # its name; None for a mask `[B, 1, N, keys]` for every kind of layer
+    num_forwards: int = 0
+    columns: Callable[..., Tensor] | None = None
+    prompt: Any = field(default=None, init=False)  # Prefilled, once it is
+    tree: Any = field(default=None, init=False)  # the nodes scored last
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        prefill: Callable[[], Prefilled],
-        *,
-        visibility: Visibility,
-        unread: Unread | None = None,
-    ) -> None:
-        self.takes_prompt = unread is not None
-        self.columns: Callable[..., Tensor] | None = None
-        self.model = model
-        self.prefill = prefill
-        self.visibility = visibility
-        self.unread = unread
-        self.num_forwards = 0
-        self.prompt: Any = None  # Prefilled, once it is
-        self.tree: Any = None  # the nodes scored last
+    @property
+    def takes_prompt(self) -> bool:
+        """See `Scorer.takes_prompt`."""
+        return self.unread is not None
 
     def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.begin`."""
@@ -136,7 +135,7 @@ class TreeScorer:
             num_slots + 1,
             input_ids=torch.cat([given.input_ids, *(tokens for tokens, _, _ in parts)], dim=1),
             position_ids=torch.cat([given.positions, *after], dim=-1),
-            attention_mask=given.of_model(masks),
+            attention_mask=self._of_model(masks),
         )
         self.tree = Tree.joined([replace(root, num_slots=num_slots), self.tree])  # the prompt is place 0
         logits = outputs.logits[:, -num_slots - 1 :].to(given.input_ids.device)
@@ -158,11 +157,24 @@ class TreeScorer:
         Depths are tokens from the prompt to each node, itself included.
         """
         self.tree = tree
-        prompt = self.prompt
+        prompt, how = self.prompt, {}
+        if self.argument is None:
+            masks = {
+                kind: tree.attention_mask(prompt.mask[:, prompt.mask.shape[-1] - width :], window, depths=depths)
+                for kind, (window, width) in prompt.windows.items()
+            }
+            mask = self._of_model(masks)
+        else:
+            mask = prompt.mask[:1, :1, None, None]  # stands for one that is prepared, and nobody reads it
+            mask = mask if None in prompt.windows else dict.fromkeys(prompt.windows, mask)
+            how = {
+                self.argument: TreeAttention(tree, prompt.mask, tree.ancestry.shape[-1] if tree.is_level else depths)
+            }
         outputs = self.model(
             input_ids=tokens,
             position_ids=self._positions(depths),
-            **self.visibility.arguments(tree, prompt.mask, prompt.windows, depths=depths),
+            attention_mask=mask,
+            **how,
             past_key_values=prompt.cache,
             use_cache=True,
             return_dict=True,
@@ -174,29 +186,31 @@ class TreeScorer:
         self, levels: Sequence[Nodes], *, depth: Depth
     ) -> tuple[Int[Tensor, "batch nodes"], Tree, Int[Tensor, "#batch nodes"]]:
         """Grow the tree by levels: tokens of the new nodes, their tree, and tokens from the prompt to each."""
-        tokens = _joined([nodes.tokens for nodes in levels], dim=1)
         is_level = isinstance(depth, int)
         by_level = range(depth, depth + len(levels)) if isinstance(depth, int) else np.array(depth).T
+        tokens: list[Tensor] = []
         depths, grown = [], [self.tree]
         for nodes, of in zip(levels, by_level, strict=True):
             if isinstance(of, int):
-                deepest, own = of, torch.full((1, 1), of, device=tokens.device)
+                deepest, own = of, torch.full((1, 1), of, device=nodes.tokens.device)
             else:
-                deepest, own = int(of.max()), to_device(of, tokens.device)[:, None]
+                deepest, own = int(of.max()), to_device(of, nodes.tokens.device)[:, None]
+            tokens.append(nodes.tokens)
             depths.append(own.expand(-1, nodes.tokens.shape[1]))
             grown.append(grown[-1].grow(nodes.parents, depth=deepest, is_level=is_level))
         self.tree = Tree.joined(grown[1:])
-        return tokens, self.tree, _joined(depths, dim=1)
+        return torch.cat(tokens, dim=1), self.tree, torch.cat(depths, dim=1)
 
     def _positions(self, depths: Int[Tensor, "#batch nodes"]) -> Int[Tensor, "*batch nodes"]:
         return self.prompt.next_position + depths - 1
+
+    def _of_model(self, masks: Mapping[str | None, Tensor]) -> Any:
+        """Masks as the model takes them."""
+        if self.mask_dtype is not None:
+            masks = {kind: to_additive(seen, self.mask_dtype) for kind, seen in masks.items()}
+        return masks[None] if None in masks else masks
 
 
 def _padded(seen: Bool[Tensor, "batch 1 nodes keys"], num_keys: int) -> Bool[Tensor, "batch 1 nodes all_keys"]:
     """A mask of more keys, the last of which are not seen."""
     return torch.nn.functional.pad(seen, (0, num_keys - seen.shape[-1]))
-
-
-def _joined(parts: list[Tensor], *, dim: int) -> Tensor:
-    """The parts concatenated; a single one is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

@@ -1,13 +1,15 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The scores of children, from logits: of one step, processed, and summed along the path. Decides nothing.
+"""The options of one call, and by them the scores of children, from logits. Decides nothing.
 
-Axes: B batch, K beams, C children, V vocabulary.
+Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,58 +17,89 @@ from torch import Tensor
 
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams
+from hf_gr.core.plan import Options
 
-from .children import Children
 from .log_probs import token_log_probs
-from .plan import DecodePlan, Processor
-from .scorers import Scorer
-from .transition import over_vocabulary
+from .noise import Noise
+from .transition import Children, over_vocabulary
+
+# (sequences [rows, P + T], scores [rows, V]) -> scores
+Processor = Callable[[Any, Any], Tensor]
 
 
-def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
-    """Children by their columns in a scorer's logits, if those are not over the vocabulary."""
-    if scorer.columns is None:
-        return legal
-    return replace(legal, tokens=scorer.columns(legal.tokens, level=level))
+@dataclass(frozen=True, kw_only=True)
+class DecodePlan(Options):
+    """The options of one call."""
+
+    prompt: Int[Tensor, "batch prompt"]  # for processors and stopping criteria
+    # Before the constraint and after it; None saves all work as wide as the vocabulary but the normalisation.
+    processors: tuple[Processor, Processor] | None = None
+    processor_width: int | None = None  # paths a row that processors expect; None for as many as there are
+    # Only so many of each beam's best tokens compete, legal or not (NEZHA, algorithm 3, line 19); without processors.
+    tokens_per_beam: int | None = None
+    stopping_criteria: Callable[[Tensor], Tensor] | None = None  # the user's own
+    noise: Noise | None = None  # None if nothing is drawn
+
+    @property
+    def has_criteria(self) -> bool:
+        """See `Options.has_criteria`."""
+        return self.stopping_criteria is not None
+
+    def meets_criteria(self, sequences: Int[Tensor, "batch kept length"], *, max_length: int) -> Tensor:
+        """See `Options.meets_criteria`."""
+        assert self.stopping_criteria is not None
+        return self.apply(self.stopping_criteria, sequences)
+
+    def apply(
+        self,
+        function: Callable[..., Tensor],
+        sequences: Int[Tensor, "batch beams length"],
+        *others: Float[Tensor, "batch beams *shape"],
+    ) -> Tensor:
+        """A user's function of full sequences, one row a path: all rows of the call, also those that wait."""
+        num_beams = sequences.shape[1]
+        prompt = self.prompt[:, None].expand(-1, num_beams, -1)
+        full = torch.cat([prompt, sequences], dim=-1).flatten(0, 1)
+        return function(full, *(values.flatten(0, 1) for values in others)).unflatten(0, (-1, num_beams))
 
 
 def child_scores(
-    logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
+    logits: Float[Tensor, "batch beams vocab"],
+    legal: Children,
+    beams: Beams,
+    plan: DecodePlan,
+    columns: Callable[..., Tensor] | None = None,  # of tokens in the logits, if those are not over the vocabulary
 ) -> Float[Tensor, "batch beams children"]:
     """The scores of one step for the children of every beam; the entries at illegal ones mean nothing.
 
     Beam methods sum log-softmax values over the *full* vocabulary and then drop invalid tokens; independent paths
     compare logits. Both as in transformers; processors see what they would see there.
     """
+    tokens = legal.tokens if columns is None else columns(legal.tokens, level=beams.length)
+    # Whether the next token is the end token that is certain; the catalogue allows no other there.
+    is_forced = plan.forces_end and beams.length + 1 == plan.max_new_tokens
     if plan.processors is not None:
-        return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
-    if _is_forced(beams, plan):
-        return torch.zeros(legal.shape, device=logits.device)
-    if plan.tokens_per_beam is not None and plan.tokens_per_beam < logits.shape[-1]:
-        least = logits.topk(plan.tokens_per_beam).values[..., -1:]
-        scores = child_scores(logits, legal, beams, replace(plan, tokens_per_beam=None))
-        return scores.masked_fill(logits.gather(-1, legal.tokens) < least, beam.DEAD)
-    if not plan.is_beam_search:
-        return logits.gather(-1, legal.tokens).float()
-    return token_log_probs(logits, legal.tokens)
+        return process_scores(logits, legal, beams, plan, is_forced=is_forced).gather(-1, tokens)
+    if is_forced:
+        return torch.zeros(tokens.shape, device=logits.device)
+    scores = token_log_probs(logits, tokens) if plan.is_beam_search else logits.gather(-1, tokens).float()
+    if plan.tokens_per_beam is None or plan.tokens_per_beam >= logits.shape[-1]:
+        return scores
+    least = logits.topk(plan.tokens_per_beam).values[..., -1:]
+    return scores.masked_fill(logits.gather(-1, tokens) < least, beam.DEAD)
 
 
 def process_scores(
-    logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
+    logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan, *, is_forced: bool
 ) -> Float[Tensor, "batch beams vocab"]:
     """Scores over the vocabulary: processors before the constraint, the constraint, processors after it."""
     assert plan.processors is not None
     before, after = plan.processors
     scores = logits.float().log_softmax(dim=-1) if plan.is_beam_search else logits.float()
     scores = _in_groups(before, scores, beams, plan)
-    scores = torch.zeros_like(scores) if _is_forced(beams, plan) else scores
+    scores = torch.zeros_like(scores) if is_forced else scores
     scores = over_vocabulary(scores.gather(-1, legal.tokens), legal, scores.shape[-1])
     return _in_groups(after, scores, beams, plan)
-
-
-def _is_forced(beams: Beams, plan: DecodePlan) -> bool:
-    """Whether the next token is the end token that is certain; the catalogue allows no other there."""
-    return plan.forces_end and beams.length + 1 == plan.max_new_tokens
 
 
 def _in_groups(

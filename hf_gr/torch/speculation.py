@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Logits for the live beams, and ahead of them for drafted nodes, from one forward. Decides nothing.
+"""What one forward scores: the live beams of some rows, and drafted nodes below them. Decides nothing.
 
 Each row advances at its own pace, and all stay in the batch: a forward scores the beams of every row on the level that
 it has come to, and what is drafted below them. Rows that wait, or are done, have dead beams there.
@@ -14,21 +14,19 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hf_gr.core.beam import DEAD, Beams
 
-from .children import Children
-from .plan import DecodePlan
-from .scorers import Depth, Scorer
-from .transfers import to_device
-from .transition import DeviceCatalogue, children
+from .ops import to_device
+from .scores import DecodePlan
+from .transition import Children, DeviceCatalogue, children
 from .tree import Nodes
 
 
@@ -105,6 +103,12 @@ class Frontier:
             self._legal = children(self.beams.states, self.catalogue, level=self.level)
         return self._legal
 
+    @property
+    def nodes(self) -> Nodes:
+        """The beams as nodes; on the level of the root they are no tokens, and the parents are none."""
+        tokens = self.beams.sequences[..., -1] if self.level else self.beams.states
+        return Nodes(tokens, self.parents, self.beams.states)
+
     def where(self, flags: Sequence[bool]) -> Frontier:
         """Those of the rows that have a flag."""
         rows = replace(self.rows, flags=tuple(map(operator.and_, self.rows.flags, flags)))
@@ -141,93 +145,13 @@ class Drafter(Protocol):
         ...
 
 
-# Some rows, what is drafted below their beams, and the logits after the beams and each level drafted for any row.
-Scored = tuple[Frontier, list[Nodes], list[Float[Tensor, "batch _ vocab"]]]
-
-
-class Lookahead:
-    """A scorer, what is drafted for it, and the counts. Serves one call."""
-
-    def __init__(self, scorer: Scorer, drafter: Drafter | None, catalogue: DeviceCatalogue, num_rows: int) -> None:
-        self.scorer = scorer
-        self.drafter = drafter
-        self.dead_state = catalogue.dead_state
-        names = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
-        nothing = torch.zeros(num_rows, dtype=torch.long, device=catalogue.device)
-        # Without a drafter nothing is counted.
-        self.counts = {name: nothing if drafter is None else nothing.clone() for name in names}
-
-    def score(self, frontiers: Sequence[Frontier]) -> list[Scored]:
-        """One forward for all rows."""
-        parts = [part for frontier in frontiers for part in self._draft(frontier)]
-        levels = _joined(parts, dead_state=self.dead_state)
-        if frontiers[0].level:
-            logits = self.scorer.score(levels, depth=_depth(frontiers, len(levels)))
-        else:  # paths that do not compete stand on the root together
-            drafted = levels[1:]
-            drafted[:1] = [replace(nodes, parents=torch.zeros_like(nodes.parents)) for nodes in drafted[:1]]
-            logits = self.scorer.begin(drafted)
-        return [(frontier, drafted, logits) for frontier, drafted in parts]
-
-    def accept(self, frontier: Frontier, nodes: Nodes, places: Int[Tensor, "batch beams"]) -> None:
-        """Count a level whose beams had all been drafted; paths of a row that do not compete may share a node."""
-        num_rows, num_nodes = nodes.states.shape
-        columns = torch.where(frontier.beams.scores > DEAD, places, num_nodes)
-        hit = torch.zeros((num_rows, num_nodes + 1), dtype=torch.long, device=columns.device)
-        used = hit.scatter(1, columns, 1)[:, :-1].sum(dim=-1)
-        self._count(frontier, accepted_nodes=used, accepted_steps=1)
-
-    @property
-    def speculation(self) -> Speculation:
-        """What happened so far."""
-        counts: dict[str, Any] = self.counts
-        return Speculation(
-            target_forwards=self.scorer.num_forwards,
-            draft_forwards=0 if self.drafter is None else self.drafter.num_forwards,
-            **counts,
-        )
-
-    def _draft(self, frontier: Frontier) -> list[Part]:
-        if self.drafter is None or (frontier.level == 0 and not self.scorer.takes_prompt):
-            return [(frontier, [])]
-        parts = self.drafter.draft(frontier)
-        for part, drafted in parts:
-            for nodes in drafted:
-                self._count(part, drafted_nodes=(nodes.states != self.dead_state).sum(dim=-1), drafted_steps=1)
-        return parts
-
-    def _count(self, frontier: Frontier, **more: Any) -> None:
-        rows = frontier.rows
-        for name, number in more.items():
-            self.counts[name] += number if rows.are_all else rows.mask[:, 0] * number
-
-
-def _live(frontier: Frontier) -> Nodes:
-    """The beams as nodes; on the level of the root they are no tokens."""
-    beams = frontier.beams
-    tokens = beams.tokens if frontier.level else beams.states
-    return Nodes(tokens, frontier.parents, beams.states)
-
-
-def _depth(frontiers: Sequence[Frontier], num_levels: int) -> Depth:
-    """Tokens to the nodes of each level; a row that is done is as deep as the least deep one.
-
-    All rows have positions for that, and for no more tokens than have children in the catalogue.
-    """
-    rows = frontiers[0].rows
-    if rows.are_all:
-        return frontiers[0].level
-    least, most = min(frontier.level for frontier in frontiers), frontiers[0].catalogue.max_length - 1
-    own = (max((f.level for f in frontiers if f.rows.flags[row]), default=least) for row in range(len(rows.flags)))
-    return [[min(level + number, most) for number in range(num_levels)] for level in own]
-
-
-def _joined(parts: Sequence[Part], *, dead_state: int) -> list[Nodes]:
+def joined(parts: Sequence[Part]) -> list[Nodes]:
     """The beams of several parts, and what is drafted by its distance from them; padded to the widest."""
-    levels = [(frontier.rows, [_live(frontier), *drafted]) for frontier, drafted in parts]
-    if parts[0][0].rows.are_all:
-        return levels[0][1]
-    joined = []
+    first, drafted = parts[0]
+    if first.rows.are_all:
+        return [first.nodes, *drafted]
+    dead_state, joined = first.catalogue.dead_state, []
+    levels = [(frontier.rows, [frontier.nodes, *drafted]) for frontier, drafted in parts]
     for below in range(max(len(of) for _, of in levels)):
         there = [(rows, of[below]) for rows, of in levels if below < len(of)]
         width = max(nodes.tokens.shape[1] for _, nodes in there)

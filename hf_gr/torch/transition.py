@@ -11,7 +11,7 @@ U rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,9 +20,28 @@ from torch import Tensor
 
 from hf_gr.catalogue.rules import BatchRules
 
-from .children import Children
-from .device_trie import TAKEN_ONE_BY_ONE, DeviceTrie, bits_on_device, on_device, windows
-from .transfers import to_device
+from .device_trie import TAKEN_ONE_BY_ONE, DeviceTrie, bits_on_device, moved, on_device, windows
+from .ops import to_device
+
+
+@dataclass(frozen=True)
+class Children:
+    """The children of every state, padded to C; tokens and states mean nothing where `legal` is false."""
+
+    tokens: Int[Tensor, "batch beams children"]
+    legal: Bool[Tensor, "batch beams children"]
+    states: Int[Tensor, "batch beams children"]
+
+    @property
+    def shape(self) -> torch.Size:
+        """B, K and C."""
+        return self.tokens.shape
+
+    def take(
+        self, places: Int[Tensor, "batch chosen"]
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """Tokens and states at places among all children of a row."""
+        return self.tokens.flatten(1).gather(1, places), self.states.flatten(1).gather(1, places)
 
 
 @dataclass(frozen=True)
@@ -40,16 +59,12 @@ class DeviceCatalogue:
     hidden: tuple[Int[Tensor, "batch _"] | None, ...] | None = None  # None without any
     rule_of_row: Int[Tensor, " batch"] | None = None  # None where there is one for all
     unchecked: tuple[Int[Tensor, " codes"], ...] = ()  # ascending
-
-    @property
-    def device(self) -> torch.device:
-        """Where its arrays are."""
-        return self.trie.tokens.device
-
-    @property
-    def max_length(self) -> int:
-        """The number of levels."""
-        return len(self.trie.levels)
+    # Of its trie, at hand for every step:
+    device: torch.device = field(init=False)
+    max_length: int = field(init=False)  # the number of levels
+    dead_state: int = field(init=False)  # the state without children that stands for no prefix at all
+    has_leaves: tuple[bool, ...] = field(init=False)  # by level: whether a sequence can end with its next token
+    is_ragged: bool = field(init=False)  # whether some sequence is shorter than another
 
     @property
     def nodes_per_level(self) -> tuple[int, ...]:
@@ -57,20 +72,10 @@ class DeviceCatalogue:
         starts = self.trie.level_starts
         return tuple(end - start for start, end in zip(starts, starts[1:], strict=False))
 
-    @property
-    def dead_state(self) -> int:
-        """The state without children that stands for no prefix at all."""
-        return self.trie.num_nodes
-
-    @property
-    def has_leaves(self) -> tuple[bool, ...]:
-        """By level: whether a sequence can end with its token number `level + 1`."""
-        return self.trie.has_leaves
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether some sequence is shorter than another."""
-        return any(self.has_leaves[:-1])
+    def __post_init__(self) -> None:
+        has_leaves = self.trie.has_leaves
+        facts = {"device": self.trie.tokens.device, "max_length": len(has_leaves), "dead_state": self.trie.num_nodes}
+        vars(self).update(facts, has_leaves=has_leaves, is_ragged=any(has_leaves[:-1]))
 
     def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
         """Whether a sequence ends in each state of a level, or of one above it; true for the dead state, too."""
@@ -80,6 +85,12 @@ class DeviceCatalogue:
 @torch.inference_mode(False)  # what is kept here serves training, too
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     """A batch's catalogue on a device; tries and rules move there once, and nobody waits for the rest."""
+    if rules.rule_of_row is None and not rules.excluded:  # the same for all batches
+        return moved(rules.shared, device, lambda snapshot, device: _batchs(BatchRules((snapshot,)), device))
+    return _batchs(rules, device)
+
+
+def _batchs(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     trie = on_device(rules.shared.trie, device)
     # What one child alone continues is checked above it; the root is not.
     is_checked = [number > 0 and level.is_chain for number, level in enumerate(trie.levels)]

@@ -64,7 +64,7 @@ class Tree:
     def grow(self, parents: Int[Tensor, "batch nodes"], *, depth: int, is_level: bool = True) -> Tree:
         """One new node below each of `parents` (positions among the nodes of this tree); `depth` is of the deepest."""
         batch_size, num_nodes = parents.shape
-        ancestry = self.ancestry[..., self.depth + 1 - depth :]
+        ancestry = self.ancestry[..., self.ancestry.shape[-1] + 1 - depth :]
         inherited = ancestry.gather(1, parents[..., None].expand(-1, -1, depth - 1))
         slots = torch.arange(self.num_slots, self.num_slots + num_nodes, device=parents.device)
         own = slots.expand(batch_size, -1)[..., None]

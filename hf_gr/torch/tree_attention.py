@@ -48,19 +48,21 @@ class TreeAttention:
         """The same on another device, for models that are spread over several."""
         if self.prompt_mask.device == device:
             return self
-        return self.kept(("on", device), (), lambda: self._copied(device))
+        return self.kept(_copied, None, device)
 
-    def _copied(self, device: torch.device) -> TreeAttention:
-        depths = self.depths if isinstance(self.depths, int) else self.depths.to(device)
-        tree = replace(self.tree, ancestry=self.tree.ancestry.to(device))
-        return TreeAttention(tree, self.prompt_mask.to(device), depths)
-
-    def kept(self, name: Any, inputs: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returns for inputs; layers with the same share it. The name is known in tracing."""
+    def kept(self, make: Callable[..., Any], window: int | None, *inputs: Any) -> Any:
+        """What `make` returns for a window and other inputs; layers with the same share it."""
+        name = make.__name__, window  # which is known in tracing
         known = self.made.get(name)
         if known is None or known[0] != inputs:
-            known = self.made[name] = (inputs, make())
+            known = self.made[name] = (inputs, make(self, window, *inputs))
         return known[1]
+
+
+def _copied(how: TreeAttention, window: None, device: torch.device) -> TreeAttention:
+    depths = how.depths if isinstance(how.depths, int) else how.depths.to(device)
+    tree = replace(how.tree, ancestry=how.tree.ancestry.to(device))
+    return TreeAttention(tree, how.prompt_mask.to(device), depths)
 
 
 def tree_attention(
@@ -86,11 +88,11 @@ def tree_attention(
     tree, dtype = how.tree, query.dtype
     batch_size, num_heads, num_nodes, width = query.shape
     num_key_heads, length = key.shape[1], key.shape[2] - tree.num_slots
-    first = _first_seen(how, length, window)
+    num_groups = num_heads // num_key_heads
     folded = query.reshape(batch_size, num_key_heads, -1, width)
     is_small = query.device.type != "cpu" or tree.num_slots <= SLOTS_AT_ONCE * tree.depth
     if softcap is None and is_small:
-        bias = _bias_of_all(how, length, window, num_heads // num_key_heads, dtype)
+        first, bias = how.kept(_all_keys, window, length, num_groups, dtype)
         found = torch.nn.functional.scaled_dot_product_attention(
             folded, key[:, :, first:], value[:, :, first:], attn_mask=bias, scale=scale
         )
@@ -98,21 +100,20 @@ def tree_attention(
 
     # By nodes: [B, N, h, G, ...]
     of_node = query.transpose(1, 2).reshape(batch_size * num_nodes, num_key_heads, -1, width)
-    slots, bias = tree.ancestry if window is None else tree.ancestry[..., -window:], None
-    if not tree.is_level:
-        slots, bias = how.kept(("ancestors", window), dtype, lambda: _of_any_depth(slots, dtype))
-    own_keys, own_values = (_of_slots(states[:, :, length:], slots, how, window) for states in (key, value))
-    found, weight = _attend(of_node, own_keys, own_values, bias, scale, softcap)
-    own, own_weight = (states.unflatten(0, (batch_size, num_nodes)) for states in (found, weight))
+    slots, bias = how.kept(_ancestors, window, dtype)
+    own_keys = _of_slots(key[:, :, length:], slots, how, window)
+    own_values = _of_slots(value[:, :, length:], slots, how, window)
+    own, own_weight = _attend(of_node, own_keys, own_values, bias, scale, softcap)
+    own = own.unflatten(0, (batch_size, num_nodes))
+    first, bias, blind = how.kept(_prompts_keys, window, length, num_groups, dtype)
     if first < length:
-        bias, blind = _bias_of_prompt(how, length, window, num_heads // num_key_heads, dtype)
-        keys, values = (states[:, :, first:length] for states in (key, value))
-        found, weight = _attend(folded, keys, values, bias, scale, softcap)
-        weight = weight.masked_fill(blind, -torch.inf)
-        shared, weight = (states.unflatten(2, (-1, num_nodes)).movedim(3, 1) for states in (found, weight))
+        keys, values = key[:, :, first:length], value[:, :, first:length]
+        shared, weight = _attend(folded, keys, values, bias, scale, softcap)
+        weight = weight.masked_fill(blind, -torch.inf).unflatten(2, (-1, num_nodes)).movedim(3, 1)
+        shared = shared.unflatten(2, (-1, num_nodes)).movedim(3, 1)
         # In float32: a weight of 0.998 in bfloat16 would be wrong by the whole part of the ancestors.
-        share, exact = torch.sigmoid(weight - own_weight)[..., None], weight.dtype
-        own = torch.lerp(own.to(exact), shared.to(exact), share)
+        share = torch.sigmoid(weight - own_weight.unflatten(0, (batch_size, num_nodes)))[..., None]
+        own = torch.lerp(own.to(weight.dtype), shared.to(weight.dtype), share)
     return own.to(value.dtype, memory_format=torch.contiguous_format).reshape(batch_size, num_nodes, num_heads, -1)
 
 
@@ -125,11 +126,11 @@ def _attend(
     softcap: float | None,
 ) -> tuple[Float[Tensor, "batch key_heads rows value_width"], Float[Tensor, "batch key_heads rows"]]:
     """`softmax(scale * query @ key.T + bias) @ value`, and the log-sum-exp of the same scores, at least in float32."""
-    given, dtype = (query, key, value), query.dtype
     if softcap is None and query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
-        if all(each.stride(-1) == 1 and each.dtype == dtype for each in given):
+        if query.dtype == key.dtype == value.dtype and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
             # What scaled_dot_product_attention calls, and keeps the weight to itself.
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given, attn_mask=bias, scale=scale)
+            attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            return attend(query, key, value, attn_mask=bias, scale=scale)
     return _by_products(query, key, value, bias, scale, softcap)
 
 
@@ -164,46 +165,41 @@ def _additive(seen: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor,
     return bias[..., : seen.shape[-1]]
 
 
-def _bias_of_prompt(
-    how: TreeAttention, length: int, window: int | None, num_groups: int, dtype: torch.dtype
-) -> tuple[Float[Tensor, "batch 1 _ keys"], Bool[Tensor, "batch 1 _"]]:
-    """Who sees which of the prompt's keys, from the first one that a node may see on; and who sees none.
+def _all_keys(
+    how: TreeAttention, window: int | None, length: int, num_groups: int, dtype: torch.dtype
+) -> tuple[int, Float[Tensor, "batch 1 rows _"]]:
+    """The first of the prompt's keys that a node may see, and the bias of all keys from there on."""
+    first, depths = _first_seen(how, length, window), None if isinstance(how.depths, int) else how.depths
+    real = how.prompt_mask[:, how.prompt_mask.shape[1] - length :]
+    seen = how.tree.attention_mask(real, window, depths=depths)[..., first:]
+    return first, _additive(seen.repeat(1, 1, num_groups, 1), dtype)
+
+
+def _prompts_keys(
+    how: TreeAttention, window: int | None, length: int, num_groups: int, dtype: torch.dtype
+) -> tuple[int, Float[Tensor, "batch 1 _ keys"], Bool[Tensor, "batch 1 _"]]:
+    """The first of the prompt's keys that a node may see, the bias of those from there on, and who sees none.
 
     To those who see none all keys are shown: kernels differ about such rows.
     """
-
-    def make() -> tuple[Tensor, Tensor]:
-        start = how.prompt_mask.shape[1] - length + _first_seen(how, length, window)
-        seen = how.prompt_mask[:, None, None, start:]
-        if window is not None and not isinstance(how.depths, int):
-            far = how.depths[:, None, :, None]
-            near = torch.arange(length, device=far.device) >= length - window + far
-            seen = (near & seen).repeat(1, 1, num_groups, 1)
-        blind = ~seen.any(-1)
-        return _additive(seen | blind[..., None], dtype), blind
-
-    return how.kept(("prompt", window), (length, num_groups, dtype), make)
+    first = _first_seen(how, length, window)
+    seen = how.prompt_mask[:, None, None, how.prompt_mask.shape[1] - length + first :]
+    if window is not None and not isinstance(how.depths, int):
+        far = how.depths[:, None, :, None]
+        near = torch.arange(length, device=far.device) >= length - window + far
+        seen = (near & seen).repeat(1, 1, num_groups, 1)
+    blind = ~seen.any(-1)
+    return first, _additive(seen | blind[..., None], dtype), blind
 
 
-def _of_any_depth(
-    slots: Int[Tensor, "batch nodes seen"], dtype: torch.dtype
-) -> tuple[Int[Tensor, "batch nodes seen"], Float[Tensor, "batch_nodes 1 1 seen"]]:
-    """Slots that exist, any other one for NO_SLOT; and the bias that hides those."""
+def _ancestors(
+    how: TreeAttention, window: int | None, dtype: torch.dtype
+) -> tuple[Int[Tensor, "batch nodes seen"], Float[Tensor, "batch_nodes 1 1 seen"] | None]:
+    """The slots that each node sees, itself included; and the bias that hides those that stand for none."""
+    slots = how.tree.ancestry if window is None else how.tree.ancestry[..., -window:]
+    if how.tree.is_level:
+        return slots, None
     return slots.clamp(min=0), _additive((slots >= 0).flatten(0, 1)[:, None, None], dtype)
-
-
-def _bias_of_all(
-    how: TreeAttention, length: int, window: int | None, num_groups: int, dtype: torch.dtype
-) -> Float[Tensor, "batch 1 rows _"]:
-    """Who sees which of all keys, from the first one of the prompt's that a node may see on."""
-
-    def make() -> Tensor:
-        depths = None if isinstance(how.depths, int) else how.depths
-        real = how.prompt_mask[:, how.prompt_mask.shape[1] - length :]
-        seen = how.tree.attention_mask(real, window, depths=depths)[..., _first_seen(how, length, window) :]
-        return _additive(seen.repeat(1, 1, num_groups, 1), dtype)
-
-    return how.kept(("all", window), (length, num_groups, dtype), make)
 
 
 def _of_slots(
@@ -226,10 +222,13 @@ def _of_slots(
     # The memory as one table with a row for every key: rows are copied as they are, in the order that is needed.
     num_rows = steps[0] * (batch_size - 1) + steps[1] * (num_heads - 1) + num_slots
     table = states.as_strided((num_rows, width), (of_slot, 1))
+    return table.index_select(0, how.kept(_rows_of_slots, window, num_heads, steps)).view(shape)
 
-    def make() -> Tensor:
-        heads = torch.arange(num_heads, device=slots.device)[:, None] * steps[1]
-        requests = torch.arange(batch_size, device=slots.device)[:, None, None, None] * steps[0]
-        return (slots[:, :, None] + heads + requests).flatten()
 
-    return table.index_select(0, how.kept(("rows", window), (num_heads, steps), make)).view(shape)
+def _rows_of_slots(how: TreeAttention, window: int | None, num_heads: int, steps: tuple[int, int]) -> Tensor:
+    """The rows of such a table, given how many there are from one request, and one head, to the next."""
+    slots = how.tree.ancestry if window is None else how.tree.ancestry[..., -window:]
+    slots = slots if how.tree.is_level else slots.clamp(min=0)
+    heads = torch.arange(num_heads, device=slots.device)[:, None] * steps[1]
+    requests = torch.arange(len(slots), device=slots.device)[:, None, None, None] * steps[0]
+    return (slots[:, :, None] + heads + requests).flatten()

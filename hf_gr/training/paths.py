@@ -19,8 +19,7 @@ from torch import Tensor
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.torch.children import Children
-from hf_gr.torch.transition import DeviceCatalogue, children, device_catalogue
+from hf_gr.torch.transition import Children, DeviceCatalogue, children, device_catalogue
 
 
 @dataclass(frozen=True)

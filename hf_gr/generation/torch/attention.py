@@ -28,7 +28,7 @@ from .models import decoder_config
 
 ARGUMENT = "hf_gr_tree"
 # What changes a result and ours does not know: learned sinks, biases by position, pruned heads.
-FOREIGN = ("s_aux", "position_bias", "head_mask")
+FOREIGN = frozenset(["s_aux", "position_bias", "head_mask"])
 
 _LOCK = threading.Lock()
 
@@ -60,12 +60,8 @@ def _wrapped(plain: Callable[..., Any], *, takes_softcap: bool = True) -> Callab
         tree: TreeAttention | None = kwargs.pop(ARGUMENT, None)
         if tree is None:
             return plain(module, query, key, value, attention_mask, *args, **kwargs)
-        foreign = [name for name in FOREIGN if kwargs.get(name) is not None]
-        if args or foreign or kwargs.get("dropout"):
-            raise TypeError(
-                f"attention over a tree is given {foreign or 'dropout'}, expected none of it: call model.eval(), or "
-                "load the model with attn_implementation='eager'"
-            )
+        if args or kwargs.get("dropout") or not FOREIGN.isdisjoint(kwargs):
+            _refuse(args, kwargs)
         scale = kwargs.get("scaling")
         if torch.is_autocast_enabled(query.device.type):  # which casts the arguments of sdpa, too
             dtype = torch.get_autocast_dtype(query.device.type)
@@ -83,3 +79,12 @@ def _wrapped(plain: Callable[..., Any], *, takes_softcap: bool = True) -> Callab
 
     setattr(attention, ARGUMENT, plain)
     return attention
+
+
+def _refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    foreign = [name for name in FOREIGN if kwargs.get(name) is not None]
+    if args or foreign or kwargs.get("dropout"):
+        raise TypeError(
+            f"attention over a tree is given {foreign or 'dropout'}, expected none of it: call model.eval(), or "
+            "load the model with attn_implementation='eager'"
+        )

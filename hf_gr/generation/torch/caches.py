@@ -36,15 +36,13 @@ class SlotLayer(DynamicLayer):
     then moves to buffers of its own. More room is added when it is needed.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, keys: Tensor | None = None, values: Tensor | None = None) -> None:
         super().__init__()
         self.room = room
         self.buffers: Buffers | None = None
-
-    @classmethod
-    def of(cls, keys: Tensor | None, values: Tensor | None, *, room: int) -> SlotLayer:
-        """A layer of given keys and values, which are copied when others come."""
-        return _filled(cls(room), keys, values)
+        if keys is not None and values is not None:  # which are copied when others come
+            self.lazy_initialization(keys, values)
+            self.keys, self.values = keys, values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """As in transformers; the keys and values that it returns are views of the buffers."""
@@ -59,7 +57,9 @@ class SlotLayer(DynamicLayer):
         if buffers is None or is_full or buffers.keys.data_ptr() != self.keys.data_ptr():
             # Prompts that come in chunks, and long sequences, fill the room several times.
             capacity = end + (self.room if start == 0 else max(self.room, end // 4))
-            buffers = self.buffers = Buffers(_with_room(key_states, capacity), _with_room(value_states, capacity))
+            keys = key_states.new_empty((*key_states.shape[:-2], capacity, key_states.shape[-1]))
+            values = value_states.new_empty((*value_states.shape[:-2], capacity, value_states.shape[-1]))
+            buffers = self.buffers = Buffers(keys, values)
             if start:
                 buffers.keys[..., :start, :] = self.keys
                 buffers.values[..., :start, :] = self.values
@@ -68,10 +68,6 @@ class SlotLayer(DynamicLayer):
         buffers.used = end
         self.keys, self.values = buffers.keys[..., :end, :], buffers.values[..., :end, :]
         return (key_states, value_states) if start == 0 else (self.keys, self.values)
-
-
-def _with_room(states: Tensor, capacity: int) -> Tensor:
-    return states.new_empty((*states.shape[:-2], capacity, states.shape[-1]))
 
 
 # Layers of plain keys and values. The second kind drops keys that its window has passed.
@@ -150,10 +146,9 @@ def with_slots(cache: Any, room: int) -> Any:
     if type(cache) is not DynamicCache or cache.offloading or not room:
         return cache
     twin: Any = copy.copy(cache)
-    twin.layers = [
-        SlotLayer.of(layer.keys, layer.values, room=room) if type(layer) is DynamicLayer else layer
-        for layer in cache.layers
-    ]
+    twin.layers = []
+    for layer in cache.layers:
+        twin.layers.append(SlotLayer(room, layer.keys, layer.values) if type(layer) is DynamicLayer else layer)
     if cache.layer_class_to_replicate is DynamicLayer:
         twin.layer_class_to_replicate = partial(SlotLayer, room)
     return twin
@@ -161,14 +156,12 @@ def with_slots(cache: Any, room: int) -> Any:
 
 def to_keep_all_keys(cache: Any, *, room: int) -> DynamicCache:
     """The same keys in layers that drop none and have room behind them: masks limit what a sliding layer sees."""
-    assert all(type(layer) in KEYS for layer in cache.layers), cache.layers
     if not room:
         return cache_of((layer.keys, layer.values) if layer.is_initialized else None for layer in cache.layers)
     kept: Any = DynamicCache()
-    kept.layers = [
-        copy.copy(layer) if type(layer) is SlotLayer else SlotLayer.of(layer.keys, layer.values, room=room)
-        for layer in cache.layers
-    ]
+    for layer in cache.layers:
+        assert type(layer) in KEYS, layer
+        kept.layers.append(copy.copy(layer) if type(layer) is SlotLayer else SlotLayer(room, layer.keys, layer.values))
     return kept
 
 

@@ -26,12 +26,12 @@ from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import growing_angles
 from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.noise import Noise
-from hf_gr.torch.transfers import to_device
+from hf_gr.torch.ops import to_device
 
 from .caches import continued
 from .constraints import SeveralLabels
 from .drafts import KINDS, Prepared, Search
-from .layouts import every_step_may_read, takes_tree
+from .layouts import every_step_may_read, layout_of
 from .logits_process import read_several
 from .models import decoder_config, output_size_of
 from .outputs import output_class
@@ -77,12 +77,8 @@ class Call(BaseCall):
         if separator is None and max_labels is not None:
             raise ValueError(f"max_labels={max_labels} without separator, expected both: pass separator=")
 
-        def in_call(name: str) -> Any:
-            return kwargs.get(name, getattr(generation_config, name, None))
-
         # The call's own only: a checkpoint's use_cache=False is from training.
-        use_cache, ends = in_call("use_cache"), {}
-        is_limited = in_call("max_new_tokens") is not None or in_call("max_length") is not None
+        use_cache, ends = kwargs.get("use_cache", getattr(generation_config, "use_cache", None)), {}
         for one in passed_on["stopping_criteria"] or ():
             if isinstance(one, MaxLengthCriteria):
                 ends[f"stopping criterion of max_length={one.max_length}"] = one.max_length
@@ -94,7 +90,7 @@ class Call(BaseCall):
             if None not in call.drafts or len(call.drafts) > 1:
                 kind = "a draft model" if shared["assistant"] is not None else repr(config.drafting)
                 raise ValueError(f"separator is given with drafting={kind}, expected no draft: omit one of them")
-            if not is_limited:
+            if not call.is_limited:
                 config.max_new_tokens = several.longest_answer
             if config.max_new_tokens is None:
                 raise ValueError(
@@ -152,7 +148,7 @@ class Call(BaseCall):
             return True
         if not self.config.use_cache:
             why = "no cache (use_cache=False, or gradient checkpointing in training mode)"
-        elif not takes_tree(self.model):
+        elif layout_of(self.model) is None:
             why = f"{type(self.model).__name__} cannot score the nodes of a tree"
         elif angles == "longrope":  # transformers reads the prompt again
             why = "rope_type='longrope', and only the prompt is within original_max_position_embeddings"
@@ -168,7 +164,6 @@ class Call(BaseCall):
     def prepare(self, generate: Callable[..., Any]) -> Prepared:
         """Have transformers' own `generate` prepare inputs, processors and criteria, one row a prompt."""
         config = copy.copy(self.config)
-        internals.check_mode(self.model, config)
         kind, config.cache_implementation = config.cache_implementation, None
         if kind not in (None, "dynamic", "static"):
             say_once(f"cache_implementation={kind!r} is not used: beams share a dynamic one")
@@ -177,7 +172,7 @@ class Call(BaseCall):
         prefix_function = {"prefix_allowed_tokens_fn": self.passed_on["prefix_allowed_tokens_fn"] or _no_constraint}
         input_ids, processors, criteria, config, model_kwargs = generate(
             self.inputs,
-            internals.for_one_path(config),
+            internals.for_one_path(self.model, config),
             custom_generate=_hand_back,
             **(self.passed_on | prefix_function),
             **self.model_kwargs,
@@ -281,10 +276,10 @@ def _refuse(
     prefix_function = passed_on["prefix_allowed_tokens_fn"]
     if prefix_function is not None and not callable(prefix_function):
         raise ValueError(f"prefix_allowed_tokens_fn={prefix_function!r}, expected a function of (batch, tokens)")
-    kind = model.device.type
-    if generator is not None and not (isinstance(generator, torch.Generator) and generator.device.type == kind):
-        found = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
-        raise ValueError(f"generator is {found}, expected a torch.Generator: torch.Generator({kind!r})")
+    if generator is not None:
+        kind, found = model.device.type, getattr(generator, "device", type(generator).__name__)
+        if not isinstance(generator, torch.Generator) or generator.device.type != kind:
+            raise ValueError(f"generator is {found}, expected a torch.Generator: torch.Generator({kind!r})")
 
 
 def _hand_back(

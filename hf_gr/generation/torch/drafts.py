@@ -30,7 +30,7 @@ from hf_gr.torch.tree import Nodes
 
 from .caches import keeps_all_keys, with_slots
 from .heads import check_size
-from .layouts import attends_in_parts, may_take_nodes, ordinary_tokens, prefilled, takes_tree
+from .layouts import layout_of, may_take_nodes, ordinary_tokens, prefilled, takes_tree
 from .logits_process import keeper_of_state
 from .models import base_model, is_patched, output_size_of
 from .prompts import prefill_with_placeholders
@@ -73,7 +73,7 @@ class Draft(BaseDraft):
 
     def check_own(self, prompt: Prompt, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
         """See `BaseDraft.check_own`."""
-        if self.searches and self.config.guidance_scale not in (None, 1.0):
+        if self.config.guidance_scale not in (None, 1.0):
             raise ValueError(
                 f"guidance_scale={self.config.guidance_scale} with drafting={self.searches!r}, expected None: its "
                 "processor keeps state of the model's paths, and the draft has others"
@@ -83,31 +83,28 @@ class Draft(BaseDraft):
         """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
         prompts = self.prompts(prepared)
         catalogue = device_catalogue(prepared.rules, prepared.input_ids.device)
-        scorer = make_scorer(self.model, prompts, in_parts=attends_in_parts(self.model))
+        scorer = make_scorer(self.model, prompts, in_parts=layout_of(self.model) == "parts")
         return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer), prompts, self)
 
-    def prompts(self, prepared: Prepared, **of_head: Any) -> Prompts:
+    def prompts(self, prepared: Prepared, *, run: Callable[[], Any] | None = None, **of_head: Any) -> Prompts:
         """The prompts, with room in their cache for nodes; in their own forward only kinds that draft read some.
 
         A compiled forward takes transformers' own layers: torch.compile cannot trace ours over several lengths.
         """
         num_levels = min(prepared.rules.shared.max_length - 1, LEVELS_AT_ONCE)
         room = 0 if is_patched(self.model) else prepared.plan.width * num_levels
+        given = kwargs = prepared.model_kwargs
+        if room and run is None:
+            kwargs = {**kwargs, "past_key_values": with_slots(kwargs.get("past_key_values"), room)}
         return Prompts(
             prepared.input_ids,
-            prepared.model_kwargs,
-            partial(self.prefill, prepared, room),
-            takes_nodes=self.scores_ahead and may_take_nodes(self.model, prepared.config, prepared.model_kwargs),
+            given,
+            # Alone, by transformers' own code.
+            run or partial(internals.prefill, self.model, prepared.input_ids, prepared.config, kwargs),
+            takes_nodes=self.scores_ahead and may_take_nodes(self.model, prepared.config, given),
             room=room,
             **of_head,
         )
-
-    def prefill(self, prepared: Prepared, room: int) -> Any:
-        """The prompts alone, by transformers' own code."""
-        kwargs = prepared.model_kwargs
-        if room:
-            kwargs = {**kwargs, "past_key_values": with_slots(kwargs.get("past_key_values"), room)}
-        return internals.prefill(self.model, prepared.input_ids, prepared.config, kwargs)
 
     def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> Drafter | None:
         """What proposes nodes to score ahead; None for no draft."""
@@ -215,16 +212,15 @@ class HeadDraft(TrieDraft):
     def prompts(self, prepared: Prepared, **of_head: Any) -> Prompts:
         """See `Draft.prompts`; the head's placeholders are read after them."""
         tail = self.model.draft_head.config.placeholder_token_ids
-        return super().prompts(prepared, tail=tail, catch=self._catch, **of_head)
 
-    def prefill(self, prepared: Prepared, room: int) -> Any:
-        """See `Draft.prefill`."""
-        tail = self.model.draft_head.config.placeholder_token_ids
-        outputs, hidden = prefill_with_placeholders(
-            self.model, prepared.input_ids, prepared.config, prepared.model_kwargs, placeholder_ids=tail
-        )
-        self._catch(hidden)
-        return outputs
+        def run() -> Any:
+            outputs, hidden = prefill_with_placeholders(
+                self.model, prepared.input_ids, prepared.config, prepared.model_kwargs, placeholder_ids=tail
+            )
+            self._catch(hidden)
+            return outputs
+
+        return super().prompts(prepared, tail=tail, catch=self._catch, run=run, **of_head)
 
     def _catch(self, hidden: Tensor) -> None:
         """Keep the placeholders' hidden states, on the head's device and in its dtype."""

@@ -58,12 +58,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[tuple[Any, ...], How | None]] = WeakKeyDicti
 
 def takes_tree(model: Any) -> bool:
     """Whether a model takes nodes of a tree after a prompt."""
-    return _how(model) is not None
-
-
-def attends_in_parts(model: Any) -> bool:
-    """Whether tree nodes attend by `hf_gr.torch.tree_attention`; else by a mask."""
-    return _how(model) == "parts"
+    return layout_of(model) is not None
 
 
 def own_arguments(model_kwargs: Mapping[str, Any]) -> set[str]:
@@ -101,11 +96,11 @@ def prefilled(
         outputs, kwargs = prefill(model, prompt, inputs, attention_mask)
         return Prompts(prompt, kwargs, lambda: outputs, room=0 if is_patched(model) else width)
 
-    in_parts = attends_in_parts(model)
+    in_parts = layout_of(model) == "parts"
     return lambda: make_scorer(model, prompts(), in_parts=in_parts)
 
 
-def _how(model: Any) -> How | None:
+def layout_of(model: Any) -> How | None:
     """How a model takes nodes; None if it does not.
 
     Where masks can be taken, they are in training mode, since our attention has no dropout, and by a patched forward:

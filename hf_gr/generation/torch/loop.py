@@ -1,6 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' own loop with a logits processor, for models without the tree layout. Marks what is no item there."""
+"""transformers' own loop with a logits processor, for models without the tree layout and for several labels.
+
+Marks what is no item there.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import LogitsProcessorList
 
 from hf_gr.catalogue.sequences import to_host
@@ -20,11 +24,17 @@ from hf_gr.generation.models import fill_token
 from hf_gr.torch.transition import device_catalogue
 
 from .call import Call
-from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence
+from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence, SeveralLabels
 from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
-NO_BEAM = -0.9e9  # transformers marks by -1e9 what has not ended; no sum of log-probabilities is as low
+# transformers marks what is no beam by adding -1e9, before or after it divides by the length; ours is far lower.
+DEAD = -5e8
+
+
+def dead(scores: Tensor) -> Tensor:
+    """Which scores are of no answer."""
+    return scores < DEAD
 
 
 def run(generate: Callable[..., Any], call: Call, constraint: Constraint) -> tuple[Any, int]:
@@ -89,7 +99,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         chosen = [step.gather(1, tokens[:, None]) for step, tokens in zip(out.scores, generated.T, strict=True)]
         is_dead = ((torch.cat(chosen, dim=1) < NEARLY_IMPOSSIBLE) & (steps < lengths[:, None])).any(dim=1)
     else:
-        is_dead = scores < NO_BEAM
+        is_dead = dead(scores)
         # When legal beams run out, transformers goes on with others, and with copies.
         rows = [tuple(row[:length]) for row, length in zip(generated.tolist(), lengths.tolist(), strict=True)]
         numbered = [(number // config.num_return_sequences, row) for number, row in enumerate(rows)]
@@ -119,3 +129,25 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
             equal = first.unflatten(0, (-1, config.num_beams))[:, :1].expand(-1, config.num_beams, -1)
             out.scores = (equal.flatten(0, 1), *out.scores[1:])
     return as_asked(out, asked, rules, width)
+
+
+def generate_several(generate: Callable[..., Any], call: Call, answers: SeveralLabels) -> Any:
+    """Answers of several labels; rows that are none are missing, as elsewhere. This changes the call's config."""
+    config, rules, fill = call.config, call.rules, fill_token(call.config)
+    asked = config.return_dict_in_generate, config.output_scores
+    out, width = run(generate, call, answers)
+    beam_indices: Any = getattr(out, "beam_indices", None)
+    generated = out.sequences[:, -width:]
+    ended = (generated == config.eos_token_id).cumsum(1)
+    generated.masked_fill_((ended > 0) & ~((ended == 1) & (generated == config.eos_token_id)), fill)
+    if beam_indices is None:
+        first = out.scores[0].gather(1, generated[:, :1])
+        generated.masked_fill_(first < NEARLY_IMPOSSIBLE, missing_token(rules.shared, fill))
+    else:
+        lengths = (beam_indices >= 0).sum(1).clamp_min(1)  # by which the mark may have been divided
+        sums = out.sequences_scores.double() * lengths**config.length_penalty
+        is_dead = dead(out.sequences_scores) | dead(sums)
+        generated.masked_fill_(is_dead[:, None], missing_token(rules.shared, fill))
+        out.beam_indices = beam_indices.masked_fill(is_dead[:, None], -1)
+        out.sequences_scores = out.sequences_scores.masked_fill(is_dead, -torch.inf)
+    return as_asked(out, asked, answers.items, width)

@@ -34,8 +34,7 @@ from .checkpoints import prepare_upload, save_beside
 from .drafts import draft_of
 from .heads import add_draft_head
 from .logits_process import keep_dead
-from .loop import generate_by_processor
-from .several import generate_several
+from .loop import generate_by_processor, generate_several
 from .warm_up import Capture, warm_up
 
 # Carries `push_to_hub(custom_generate=True)` through transformers' own method to `save_pretrained`.
@@ -329,9 +328,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         finally:
             _CUSTOM_GENERATE.reset(carries)
 
-    def _own_processors(self, processors: LogitsProcessorList) -> LogitsProcessorList:
-        """transformers' processors for a call with a catalogue; see `keep_dead`."""
-        return keep_dead(processors)
+    _own_processors = staticmethod(keep_dead)
 
     def _before_upload(self, working_dir: str | Path, repo_id: str, timestamps: dict[str, float]) -> dict[str, float]:
         """Our files, and a card that describes them; see `prepare_upload`."""

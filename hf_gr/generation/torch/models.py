@@ -66,18 +66,11 @@ def hidden_size_of(model: Any) -> int:
 
 def output_size_of(model: Any) -> int:
     """V, the tokens that a model can write, which may be more than its config's vocabulary."""
-    weight = output_weight_of(model)
-    if weight is not None:
+    outputs = model.get_output_embeddings()
+    weight = getattr(outputs, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point():  # else packed, or none
         return weight.shape[0]
-    text_config = decoder_config(model)
-    return getattr(model.get_output_embeddings(), "out_features", text_config.vocab_size)
-
-
-def output_weight_of(model: Any) -> torch.Tensor | None:
-    """The matrix `[V, H]` of the output embeddings; None if there is none, or one that is quantised and packed."""
-    weight = getattr(model.get_output_embeddings(), "weight", None)
-    is_matrix = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point()
-    return weight if is_matrix else None
+    return getattr(outputs, "out_features", decoder_config(model).vocab_size)
 
 
 def embeddings_of(model: Any) -> int | None:
@@ -109,11 +102,11 @@ def takes_masks(model: Any) -> bool:
 
 def is_patched(model: Any) -> bool:
     """Whether a forward is not its class's own: compiled, or replaced by a user. Accelerate's hooks do not count."""
-    return any(
-        getattr(each, "_compiled_call_impl", None) is not None
-        or ("forward" in vars(each) and not hasattr(each, "_hf_hook"))
-        for each in (model, base_model(model))
-    )
+    for each in (model, base_model(model)):
+        is_own = "forward" in vars(each) and not hasattr(each, "_hf_hook")
+        if is_own or getattr(each, "_compiled_call_impl", None) is not None:
+            return True
+    return False
 
 
 def is_sharded(model: Any) -> bool:

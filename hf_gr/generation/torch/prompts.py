@@ -22,7 +22,7 @@ from hf_gr.generation import internals
 from hf_gr.generation.call import Prompt, check_some_tokens, read_mask, read_tokens
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import start_token
-from hf_gr.torch.transfers import to_device
+from hf_gr.torch.ops import to_device
 
 from .caches import check_cache, holds_keys
 from .models import base_model, decoder_config, embeddings_of, takes_argument

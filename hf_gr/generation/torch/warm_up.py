@@ -13,7 +13,7 @@ import torch
 
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.generation.models import position_limit
-from hf_gr.generation.named_catalogues import resolve_indexes
+from hf_gr.generation.named_catalogues import resolve_index
 
 from .captured import capturing
 from .layouts import ordinary_tokens
@@ -96,5 +96,5 @@ def _num_levels(model: Any, index: Any) -> int:
     named = getattr(model.generation_config, "constraint_index", None) if index is None else index
     if named is None or named is False:
         raise ValueError("constraint_index is missing, expected a catalogue: pass warm_up(index, ...)")
-    indexes = resolve_indexes(model, named)
+    indexes = resolve_index(model, named, may_be_list=True)
     return max(one.max_length for one in (indexes if isinstance(indexes, list | tuple) else [indexes]))
