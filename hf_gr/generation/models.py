@@ -37,8 +37,9 @@ def growing_angles(text_config: Any) -> dict[str, int]:
     In longer sequences `"longrope"` turns all tokens by other angles, `"dynamic"` those that are read from then on.
     """
     ropes, found = getattr(text_config, "rope_parameters", None) or {}, {}
-    for rope in (ropes, *(one for one in ropes.values() if isinstance(one, Mapping))):
-        if (kind := rope.get("rope_type")) == "longrope":
+    for rope in (ropes, *ropes.values()):
+        kind = rope.get("rope_type") if isinstance(rope, Mapping) else None
+        if kind == "longrope":
             found[kind] = rope["original_max_position_embeddings"]
         elif kind == "dynamic":
             found[kind] = text_config.max_position_embeddings

@@ -90,14 +90,6 @@ class DeviceTrie:
             bounds = own_and_next + of.offsets.take(bounds)
         return bounds[..., :1], bounds[..., 1:]
 
-    def tokens_from(
-        self, first: Int[Tensor, "*shape 1"], places: Int[Tensor, "*shape children"]
-    ) -> Int[Tensor, "*shape children"]:
-        """The tokens of the nodes at places, which go on from the first ones, less their base."""
-        if places.shape[-1] <= TAKEN_ONE_BY_ONE:
-            return self.tokens.take(places).long()
-        return windows(self.tokens, first[..., 0], size=places.shape[-1]).long()
-
     def is_leaf(self, nodes: Int[Tensor, "*shape"], *, level: int) -> Bool[Tensor, "*shape"]:
         """Whether a sequence ends in each node of a level, or of one above it; true for the dead state, too."""
         if level >= len(self.levels):

@@ -128,7 +128,10 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
         legal = legal & _are_alive(below - trie.level_starts[level + 1], bits, catalogue.rule_of_row)
     if catalogue.hidden is not None and (hidden := catalogue.hidden[level]) is not None:
         legal = _without(legal, below, hidden)
-    tokens = trie.tokens_from(first, below)
+    if below.shape[-1] <= TAKEN_ONE_BY_ONE:
+        tokens = trie.tokens.take(below).long()
+    else:
+        tokens = windows(trie.tokens, first[..., 0], size=below.shape[-1]).long()
     if trie.has_bases:  # a window may reach a level with another base, where this is no token
         tokens = (tokens + of.token_base) * legal
     return Children(tokens, legal, below)

@@ -80,11 +80,11 @@ class Draft(BaseDraft):
             )
 
     def start(self, prepared: Prepared) -> Search:
-        """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
+        """Make the scorer, a drafter and the catalogue on the device; the first forward is the search's."""
         prompts = self.prompts(prepared)
         catalogue = device_catalogue(prepared.rules, prepared.input_ids.device)
         scorer = make_scorer(self.model, prompts, in_parts=layout_of(self.model) == "parts")
-        return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer), prompts, self)
+        return Search(scorer, catalogue, None, prompts, self)
 
     def prompts(self, prepared: Prepared, *, run: Callable[[], Any] | None = None, **of_head: Any) -> Prompts:
         """The prompts, with room in their cache for nodes; in their own forward only kinds that draft read some.
@@ -106,18 +106,19 @@ class Draft(BaseDraft):
             **of_head,
         )
 
-    def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> Drafter | None:
-        """What proposes nodes to score ahead; None for no draft."""
-        return None
-
 
 class TrieDraft(Draft):
     """All legal continuations of the beams; and what all kinds that draft have in common."""
 
     scores_ahead = True
 
-    def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> TreeDrafter | None:
-        """See `Draft.drafter`."""
+    def start(self, prepared: Prepared) -> Search:
+        """See `Draft.start`."""
+        search = super().start(prepared)
+        return replace(search, drafter=self._drafter(prepared, search))
+
+    def _drafter(self, prepared: Prepared, search: Search) -> TreeDrafter | None:
+        """What proposes nodes to score ahead; None where that saves no forward, or is not possible."""
         if prepared.synced_gpus:
             say_once("synced_gpus: decoding without a draft: processes would run different numbers of forwards")
             return None
@@ -125,7 +126,8 @@ class TrieDraft(Draft):
         if (keeper := keeper_of_state(chain.from_iterable(processors))) is not None:  # rows go on by themselves
             say_once(f"{type(keeper).__name__} keeps state between levels: decoding without a draft")
             return None
-        if catalogue.max_length <= (1 if scorer.takes_prompt else 2):  # every level needs a forward in any case
+        # In so short sequences every level needs a forward in any case.
+        if search.catalogue.max_length <= (1 if search.scorer.takes_prompt else 2):
             return None
         batch_size, vocab_size = len(prepared.input_ids), output_size_of(self.model)
         budget = draft_budget(self.config, batch_size=batch_size, vocab_size=vocab_size)
