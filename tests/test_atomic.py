@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
 
 from hf_gr.files import atomic
 
@@ -118,14 +116,6 @@ def test_files_have_the_usual_modes(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_what_safetensors_cannot_write_is_an_os_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OSError, match="a.safetensors cannot be written: no space"),
-        atomic.os_errors(tmp_path / "a.safetensors"),
-    ):
-        raise safetensors.SafetensorError("no space")
-
-
 # What killed writers leave
 
 
@@ -182,27 +172,6 @@ def test_links_in_the_place_of_a_dead_writers_folder_are_not_followed(tmp_path: 
         (tmp_path / f"{of_living}link").symlink_to(elsewhere)
         write(whole_folder, ["a"], "new", tmp_path)
     assert (elsewhere / "file").exists()
-
-
-@pytest.mark.parametrize("letters", ["a", "é"])
-def test_names_may_be_as_long_as_the_system_allows(letters: str, tmp_path: Path) -> None:
-    path = tmp_path / (letters * (255 // len(letters.encode())))
-    with atomic.replaced_file(path) as file:
-        file.write(b"new")
-    assert path.read_bytes() == b"new"
-
-
-@needs_locks
-def test_a_killed_process_leaves_a_folder_that_the_next_one_removes(tmp_path: Path) -> None:
-    code = (
-        "import os, pathlib, signal; from hf_gr.files import atomic\n"
-        f"with atomic.replaced_files(pathlib.Path({str(tmp_path)!r})):\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
-    assert len(hidden_folders(tmp_path)) == 1
-    write(several_files, ["a", "b"], "new", tmp_path)
-    assert not hidden_folders(tmp_path)
 
 
 @needs_locks

@@ -108,23 +108,6 @@ def test_levels_are_those_of_the_twin(rows: list[list[int]], is_ragged: bool) ->
     check_levels(summarise(index.snapshot), rows)
 
 
-def test_collisions() -> None:
-    summary = summarise(ConstraintIndex.from_sequences([[1], [1], [1], [2], [3], [3]]).snapshot)
-    assert (summary.num_items, summary.num_sequences) == (6, 3)
-    assert summary.bytes_per_item == summary.nbytes / 6
-    assert (summary.num_shared_sequences, summary.num_sharing_items, summary.most_items_of_a_sequence) == (2, 5, 3)
-
-
-def test_an_updated_index_counts_as_what_it_would_be_saved_as() -> None:
-    index = ConstraintIndex.from_sequences(ROWS, item_ids=list("abcde"))
-    index.remove(["a"])
-    index.add([[4, 4, 4]], ["f"])
-    summary = summarise(index.snapshot)
-    check_levels(summary, [*ROWS[1:], [4, 4, 4]])
-    index.compact()
-    assert summary == summarise(index.snapshot)
-
-
 # show
 
 

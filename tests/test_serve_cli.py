@@ -229,12 +229,12 @@ def test_updates_outlive_a_server(checkpoint: Path, tmp_path: Path, monkeypatch:
     for _ in range(2):
         result = CliRunner().invoke(cli.build_app(), [*arguments, "--rules", str(tmp_path / "rules.json")])
         assert result.exit_code == 0, result.output
-        assert ("--rules is not read" in result.output) == (len(served) == 2)
+        assert ("--index and --rules are not read" in result.output) == (len(served) == 2)
         if len(served) == 1:
             served[0].apply(Update(remove=["B01"]))
     edition = served[1].edition
     assert (edition.version, edition.index.num_items, edition.rules["few"].num_items) == (1, NUM_ITEMS - 1, 1)
-    for options, told in (["--index", checkpoint], "--index is not read"), ([], ""):
+    for options, told in (["--index", checkpoint], "--index and --rules are not read"), ([], ""):
         result = CliRunner().invoke(cli.build_app(), [*arguments, *map(str, options)])
         expected = f"hf-gr serve: {told}: {tmp_path}/log has a catalogue; PUT and PATCH /v1/catalogue change it\n"
         assert result.stdout.startswith(expected if told else "hf-gr serve: /"), result.output

@@ -9,16 +9,11 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
-from hf_gr.files.text import printable
-
-from .failures import quiet_libraries
-
-if TYPE_CHECKING:
-    from hf_gr.classification.result import RankedLabels
+from .failures import quiet_libraries, say
 
 # Options that are arguments of `hf_gr.classify` as they are.
 OF_CLASSIFY = (
@@ -129,61 +124,48 @@ def classify(
     )
     metrics = [] if targets is None else [asdict(one) for one in ranked.metrics(targets)]
     write_ranked(output, table, id, ranked)
-    facts = to_facts(ranked, metrics, perf_counter() - start)
-    typer.echo(json.dumps(facts | {"output": str(output)})) if as_json else print_facts(facts, output)
-
-
-def warn_of_unknown(column: str, right: list[str], labels: Iterable[Any], hierarchy: str | None) -> None:
-    """Say on stderr how many right labels are not in the set: no answer can be right there.
-
-    Args:
-        column: its name.
-        right: the right labels.
-        labels: the set.
-        hierarchy: what is between the levels of a label: its parents are then known, too.
-    """
-    known = set(labels)
-    if hierarchy:
-        paths = [label.split(hierarchy) for label in known]
-        known |= {hierarchy.join(path[:level]) for path in paths for level in range(1, len(path))}
-    unknown = [label for label in right if label not in known]
-    if unknown:
-        typer.echo(
-            printable(
-                f"hf-gr classify: {len(unknown):,} of {len(right):,} texts have a label in column {column!r} that is "
-                f"not in the index, such as {unknown[0]!r}: no answer can be right there"
-            ),
-            err=True,
-        )
-
-
-def to_facts(ranked: RankedLabels, metrics: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """How labels were found, and the measures."""
-    return {
+    facts = {
         "num_texts": len(ranked),
         "num_labels": ranked.num_labels,
         "num_nodes": ranked.num_nodes,
         "num_scored": sum(ranked.num_scored) / len(ranked),
         "method": ranked.method,
         "metrics": metrics,
-        "seconds": seconds,
+        "seconds": perf_counter() - start,
+        "output": str(output),
     }
+    typer.echo(json.dumps(facts)) if as_json else print_facts(facts)
 
 
-def print_facts(facts: dict[str, Any], output: Path) -> None:
-    """Print the same for people."""
+def warn_of_unknown(column: str, right: list[str], labels: Iterable[Any], hierarchy: str | None) -> None:
+    """Say on stderr how many right labels of a column are not in the set, nor parents there."""
+    known = set(labels)
+    if hierarchy:
+        paths = [label.split(hierarchy) for label in known]
+        known |= {hierarchy.join(path[:level]) for path in paths for level in range(1, len(path))}
+    unknown = [label for label in right if label not in known]
+    if unknown:
+        say(
+            f"hf-gr classify: {len(unknown):,} of {len(right):,} texts have a label in column {column!r} that is "
+            f"not in the index, such as {unknown[0]!r}: no answer can be right there",
+            err=True,
+        )
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print how labels were found, and the measures, for people."""
     found = {
         "exact": "all labels were scored",
         "bounded": "all labels that matter were scored",
         "beams": "searched by beams, which may miss labels",
     }[facts["method"]]
-    typer.echo(
-        f"{output}: {facts['num_texts']:,} texts, {facts['num_labels']:,} labels ({facts['num_nodes']:,} nodes): "
-        f"{found}, {facts['num_scored']:,.0f} nodes a text, {facts['seconds']:.1f} s"
+    say(
+        f"{facts['output']}: {facts['num_texts']:,} texts, {facts['num_labels']:,} labels ({facts['num_nodes']:,} "
+        f"nodes): {found}, {facts['num_scored']:,.0f} nodes a text, {facts['seconds']:.1f} s"
     )
     for one in facts["metrics"]:
         level = "labels" if one["level"] is None else f"level {one['level']}"
-        typer.echo(
+        say(
             f"{level}: accuracy {one['accuracy']:.1%}, among the ranked {one['accuracy_at_k']:.1%}, macro F1 "
             f"{one['macro_f1']:.3f} ({one['num_texts']:,} texts, {one['num_classes']:,} classes)"
         )

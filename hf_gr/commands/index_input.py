@@ -50,7 +50,8 @@ def compile_index(
     if "table" not in kind and (others or path.is_dir()):
         raise ValueError(f"INPUT {', '.join(map(str, paths))}, expected one file of {kind}: only tables have several")
     read = {"labels": _labels, "an array of tokens": _array, "a table of tokens": _tokens}.get(kind, _codes)
-    return read(paths, format, dict(given))
+    with named_in_errors(paths):
+        return read(paths, format, dict(given))
 
 
 def _kind_of(path: Path, format: str | None, labels: bool, given: Mapping[str, Any]) -> str:
@@ -98,8 +99,7 @@ def _codes(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> 
         ids = SemanticIds.from_json(paths[0], level_sizes=sizes, **given)
     else:
         ids = SemanticIds.from_table(paths, level_sizes=sizes, **_of_table(format, given))
-    with named_in_errors(paths):
-        return ids.constraint_index(eos_token_id=eos_token_id)
+    return ids.constraint_index(eos_token_id=eos_token_id)
 
 
 def _array(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> ConstraintIndex:
@@ -117,8 +117,7 @@ def _array(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> 
         raise ValueError(
             f"{paths[0]} is no .npy file or is cut short, expected integers of np.save: write it again"
         ) from error
-    with named_in_errors(paths):
-        return ConstraintIndex.from_sequences(array, **given)
+    return ConstraintIndex.from_sequences(array, **given)
 
 
 def _labels(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> ConstraintIndex:
@@ -127,12 +126,11 @@ def _labels(paths: Sequence[Path], format: str | None, given: dict[str, Any]) ->
     if "tokenizer" not in given:
         raise ValueError(f"INPUT {paths[0]} holds labels, expected --tokenizer NAME: that of the model that answers")
     tokenizer = _load_tokenizer(given.pop("tokenizer"))
-    with named_in_errors(paths):
-        try:
-            lines = paths[0].read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"it is no UTF-8 text ({error}), expected one label a line: save it as UTF-8") from error
-        return ConstraintIndex.from_labels([line.strip() for line in lines if line.strip()], tokenizer, **given)
+    try:
+        lines = paths[0].read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no UTF-8 text ({error}), expected one label a line: save it as UTF-8") from error
+    return ConstraintIndex.from_labels([line.strip() for line in lines if line.strip()], tokenizer, **given)
 
 
 def _load_tokenizer(name: str) -> Any:

@@ -128,24 +128,21 @@ def serve(
         prompts["prompt"] = None if prompt is None else prompt.replace("\\n", "\n")
         if not 0 <= port < 2**16:
             raise ValueError(f"port={port}, expected 0 to 65535")
-        for argument, value in (
-            ("max_body", max_body),
-            ("drain_timeout", drain_timeout),
-            ("drain_delay", drain_delay),
-        ):
-            if not value >= 0:
-                raise ValueError(f"{argument}={value}, expected 0 or more")
+        for argument in ("max_body", "drain_timeout", "drain_delay"):
+            if not arguments[argument] >= 0:
+                raise ValueError(f"{argument}={arguments[argument]}, expected 0 or more")
         made = bind(host, port)
         name = _demo_model() if model is None else model
         quiet_libraries()
         names = find_titles(titles, name) if page or titles is not None else None
         named_rules = None if rules is None else _read_rules(rules)
-        given = [name for name, value in {"--index": index, "--rules": rules}.items() if value is not None]
-        index = _index_beside(name) if index is None else index
+        has_given = index is not None or rules is not None
+        if index is None and _has_index(Path(name)):
+            index = name  # else the one that the checkpoint names
         if updates is not None:
             catalogue, begins = _open_catalogue(updates, index, named_rules)
-            if given and not begins:
-                what = f"{' and '.join(given)} {'are' if len(given) > 1 else 'is'} not read"
+            if has_given and not begins:
+                what = "--index and --rules are not read"
                 typer.echo(f"hf-gr serve: {what}: {updates} has a catalogue; PUT and PATCH /v1/catalogue change it")
         engine = _make_engine(
             name,
@@ -181,11 +178,7 @@ def serve(
 
 
 def _open_catalogue(folder: Path, index: str | None, rules: Any) -> tuple[Any, bool]:
-    """The catalogue of a folder of updates, and whether it begins now, with an index and rules.
-
-    Raises:
-        ValueError: there is neither a log nor an index; the index is none, or does not have a rule's items.
-    """
+    """The catalogue of a folder of updates, and whether it begins now, with an index and rules."""
     from hf_gr.catalogue import ConstraintIndex
     from hf_gr.serving.catalogues import LiveCatalogue
     from hf_gr.serving.update_log import UpdateLog
@@ -216,11 +209,7 @@ def _make_app(engine: Any, *, max_body: int, log_level: str, **options: Any) -> 
 
 
 def _demo_model() -> str:
-    """The demo's recommender that was trained last.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The demo's recommender that was trained last."""
     from hf_gr.files.cache import cache_folder
 
     demo = cache_folder("demo")
@@ -233,11 +222,6 @@ def _demo_model() -> str:
     return str(max(found, key=lambda folder: (folder / "config.json").stat().st_mtime))
 
 
-def _index_beside(model: str) -> str | None:
-    """The catalogue in a model's folder; None if there is none, for the one that the checkpoint names."""
-    return model if _has_index(Path(model)) else None
-
-
 def _has_index(folder: Path) -> bool:
     from hf_gr.catalogue.storage import JSON_FILE
 
@@ -245,11 +229,7 @@ def _has_index(folder: Path) -> bool:
 
 
 def _read_rules(path: Path) -> dict[str, list[Any]]:
-    """Item ids by the name of a rule.
-
-    Raises:
-        ValueError: the file has something else, or no JSON.
-    """
+    """Item ids by the name of a rule."""
     flag, example = f"rules={str(path)!r}", '{"europe": ["B01", "B02"]}'
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -8,32 +8,21 @@ A child of `jobs_case.SERVER` runs `save_on`; it knows these names without any f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from hf_gr import ConstraintIndex, DraftHead, DraftHeadConfig
 from hf_gr.files import atomic
 
 
-@dataclass(frozen=True)
-class Saver:
-    """One kind of save.
+class Saver(NamedTuple):
+    """One kind of save."""
 
-    Attributes:
-        save: the state of a number into a folder.
-        load: the numbers of all that the folder holds, one for each file that is replaced alone; fails if one is torn.
-        names: the files of the folder.
-        may_be_gone: whether a reader may find nothing, between the old and the new.
-    """
-
-    save: Callable[[Path, int], None]
-    load: Callable[[Path], list[int]]
-    names: frozenset[str]
-    may_be_gone: bool = False
+    save: Callable[[Path, int], Any]  # the state of a number
+    load: Callable[[Path], list[int]]  # the numbers of all files that are replaced alone; fails if one is torn
+    names: set[str]  # of all files
 
 
 def index_of(number: int) -> ConstraintIndex:
@@ -45,8 +34,9 @@ def load_index(folder: Path) -> list[int]:
     index = ConstraintIndex.from_pretrained(folder)
     number = int(index.item_ids[0]) // 1000
     expected = index_of(number)
-    assert list(index) == list(expected), f"an index with sequences of another than {number}"
-    assert np.array_equal(index.item_ids, expected.item_ids), f"an index with items of another than {number}"
+    assert index.items(list(expected)) == expected.items(list(expected)), (
+        f"an index with parts of another than {number}"
+    )
     return [number]
 
 
@@ -62,11 +52,9 @@ def save_head(folder: Path, number: int) -> None:
 
 def load_head(folder: Path) -> list[int]:
     head = DraftHead.from_pretrained(folder)
-    values = {float(value) for parameter in head.parameters() for value in parameter.detach().unique()}
-    assert len(values) == 1, f"a head with weights of {values}"
-    number = int(values.pop())
-    assert head.config.codebook_sizes == (2, 3 + number % 4), f"a head {number} with the sizes of another"
-    return [number]
+    numbers = {int(value) for parameter in head.parameters() for value in parameter.detach().unique()}
+    assert [head.config.codebook_sizes] == [(2, 3 + number % 4) for number in numbers], f"a head of {numbers}"
+    return [*numbers]
 
 
 def content(number: int) -> bytes:
@@ -104,29 +92,28 @@ def save_folder(folder: Path, number: int) -> None:
 
 
 def load_folder(folder: Path) -> list[int]:
-    if not (folder / "sub").exists():
-        return []
-    found = [number_in(folder / "sub" / name) for name in ("a", "b")]
-    assert len(set(found)) == 1, f"a folder of {found}"
+    """Nothing between the old and the new."""
+    found = [number_in(folder / "sub" / name) for name in ("a", "b")] if (folder / "sub").exists() else []
+    assert len({*found}) <= 1, f"a folder of {found}"
     return found[:1]
+
+
+def save_torn(folder: Path, number: int) -> None:
+    """Planted: the harness must find it."""
+    (folder / "a").write_bytes(content(number))
 
 
 SAVERS = {
     "index": Saver(
         lambda folder, number: index_of(number).save_pretrained(folder),
         load_index,
-        frozenset({"README.md", "constraint_index.json", "constraint_index.safetensors"}),
+        {"README.md", "constraint_index.json", "constraint_index.safetensors"},
     ),
-    "head": Saver(save_head, load_head, frozenset({"README.md", "draft_head_config.json", "draft_head.safetensors"})),
-    "file": Saver(save_file, lambda folder: [number_in(folder / "a")], frozenset("a")),
-    "files": Saver(save_files, load_files, frozenset("abc")),
-    "folder": Saver(save_folder, load_folder, frozenset({"sub"}), may_be_gone=True),
-    # Planted: the harness must find it.
-    "torn": Saver(
-        lambda folder, number: (folder / "a").write_bytes(content(number)) and None,
-        lambda folder: [number_in(folder / "a")],
-        frozenset("a"),
-    ),
+    "head": Saver(save_head, load_head, {"README.md", "draft_head_config.json", "draft_head.safetensors"}),
+    "file": Saver(save_file, lambda folder: [number_in(folder / "a")], {"a"}),
+    "files": Saver(save_files, load_files, {"a", "b", "c"}),
+    "folder": Saver(save_folder, load_folder, {"sub"}),
+    "torn": Saver(save_torn, lambda folder: [number_in(folder / "a")], {"a"}),
 }
 
 

@@ -39,73 +39,28 @@ TABLES = {
     "new.txt": "100\n103\n",
 }
 # As a user, a script or an attacker writes them.
-VALUES = [
-    "",
-    " ",
-    "0",
-    "-1",
-    "1",
-    "2",
-    "3.5",
-    "nan",
-    "inf",
-    "1e9",
-    "99999",
-    "9" * 25,
-    "0x10",
-    "٣",
-    "x",
-    "true",
-    "None",
-]
-VALUES += [
-    "5,10",
-    "5,,10",
-    ",",
-    "1,x",
-    "-1,0",
-    "a=b",
-    "=",
-    "--",
-    "-",
-    "-m",
-    "--help",
-    "[]",
-    "{}",
-    "'",
-    '"',
-    "\\",
-    "%s",
-]
-VALUES += ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\n", "a\tb", "\u202e", "\udcff", "é", "寿司", "x" * 5000]
-VALUES += [
-    "[bold]",
-    "[/]",
-    ":smile:",
-    "me/nowhere",
-    "a b",
-    "..",
-    ".",
-    "index",
-    "model",
-    "index/x",
-    "gone/",
-    "rows.npy",
-]
-VALUES += [*TABLES, "users.parquet", "built", "out.parquet", "m.json", "seen", "who", "item_id", "sequence", "auto"]
+VALUES = ["", " ", "a b", "\r", "\n", "a\tb", "9" * 25, "x" * 5000]
+VALUES += "0 -1 1 2 3.5 nan inf 1e9 99999 0x10 ٣ x true None 5,10 5,,10 , 1,x -1,0 a=b = -- - -m --help [] {}".split()
+VALUES += "' \" \\ %s [bold] [/] :smile: me/nowhere .. . é 寿司".split()
+VALUES += ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\u202e", "\udcff"]
+VALUES += "index model index/x gone/ rows.npy users.parquet built out.parquet m.json seen who item_id sequence".split()
+VALUES += ["auto", *TABLES]
 GENERATE = ["length_penalty", "num_beams", "max_new_tokens", "temperature", "do_sample", "nothing", "use_cache", "x.y"]
 GOOD = [
-    ["index", "build", "items.csv", "-o", "built"],
-    ["index", "build", "rows.npy", "--output", "built", "--eos-token-id", "9"],
-    ["index", "build", "recipe.json", "-o", "built", "--offset", "3"],
-    ["index", "show", "index"],
-    ["index", "show", "index", "--json"],
-    ["index", "check", "index", "--model", "model"],
-    ["index", "push", "index", "me/catalogue"],
-    ["recommend", "-m", "model", "--index", "index", "-i", "users.parquet", "-o", "out.parquet", "--history", "seen"],
-    ["evaluate", "-m", "model", "--index", "index", "-i", "users.csv", "--history", "seen", "--num-beams", "12"],
-    ["demo", "--fast"],
-    ["--version"],
+    line.split()
+    for line in (
+        "index build items.csv -o built",
+        "index build rows.npy --output built --eos-token-id 9",
+        "index build recipe.json -o built --offset 3",
+        "index show index",
+        "index show index --json",
+        "index check index --model model",
+        "index push index me/catalogue",
+        "recommend -m model --index index -i users.parquet -o out.parquet --history seen",
+        "evaluate -m model --index index -i users.csv --history seen --num-beams 12",
+        "demo --fast",
+        "--version",
+    )
 ]
 
 

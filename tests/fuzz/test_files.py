@@ -4,14 +4,13 @@
 
 Damage is any change of bytes. A forgery has valid digests: a head is refused, or it is a sound file of something else,
 as it could have been saved; an index may be anything, since its digests alone are compared. Formats without digests
-(`.npy`, recipes, tables) are read anew by a slow twin.
+(recipes, tables) are read anew by a slow twin.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import struct
 import tempfile
@@ -46,33 +45,17 @@ Files = dict[str, bytes]
 def damaged(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
     """The bytes with one to three changes; `other` lends some."""
     for _ in range(int(rng.integers(1, 4))):
-        size = len(data)
-        at, end = sorted(rng.integers(0, size + 1, 2).tolist())
+        at, end = sorted(rng.integers(0, len(data) + 1, 2).tolist())
         end = min(end, at + int(rng.integers(1, 64)))
-        block = data[at:end]
-        kind = rng.choice(["flip", "flip", "flip", "byte", "cut", "more", "zeros", "gone", "twice", "swap", "lent"])
-        if kind == "flip" and size:
-            place = int(rng.integers(size))
-            data = data[:place] + bytes([data[place] ^ 1 << int(rng.integers(8))]) + data[place + 1 :]
-        elif kind == "byte" and size:
-            place = int(rng.integers(size))
-            data = data[:place] + rng.bytes(1) + data[place + 1 :]
+        kind = rng.choice(["flip", "flip", "flip", "cut", "zeros", "gone", "twice", "lent"])
+        if kind == "flip" and end > at:
+            data = data[:at] + bytes([data[at] ^ 1 << int(rng.integers(8))]) + data[at + 1 :]
         elif kind == "cut":
             data = data[:at]
-        elif kind == "more":
-            data += rng.bytes(int(rng.integers(1, 20)))
-        elif kind == "zeros":
-            data = data[:at] + bytes(len(block)) + data[end:]
-        elif kind == "gone":
-            data = data[:at] + data[end:]
-        elif kind == "twice":
-            data = data[:end] + block + data[end:]
-        elif kind == "swap":
-            place = int(rng.integers(0, size + 1))
-            data = data[:at] + data[place : place + len(block)] + data[end:]
-        elif kind == "lent" and other:
-            place = int(rng.integers(len(other)))
-            data = data[:at] + other[place : place + len(block)] + data[end:]
+        else:
+            place = int(rng.integers(len(other) + 1))
+            block = {"zeros": bytes(end - at), "twice": data[at:end] * 2, "lent": other[place : place + end - at]}
+            data = data[:at] + block.get(str(kind), b"") + data[end:]
     return data
 
 
@@ -161,9 +144,7 @@ def refusal(name: Path, load: Callable[[], Any], *, fixes: tuple[str, ...] = (""
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory, where the system has such a disk: most of the time would go to opening files."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as made:
+    with tempfile.TemporaryDirectory() as made:
         yield Path(made)
 
 
@@ -302,24 +283,6 @@ def test_head_files_are_refused_or_equal(fuzz: Any, folder: Path) -> None:
 def built(path: Path, **options: Any) -> Any:
     """The index that `hf-gr index build` makes; None for a refusal."""
     return refusal(path, lambda: compile_index([path], format=None, labels=False, given=options))
-
-
-def test_arrays_of_tokens_are_refused_or_read(fuzz: Any, folder: Path) -> None:
-    path = folder / "rows.npy"
-    for case in fuzz:
-        rng = case.rng
-        dtype = rng.choice([np.int16, np.int32, np.int64, np.uint8])
-        np.save(path, rng.integers(0, 100, (int(rng.integers(1, 20)), 3)).astype(dtype))
-        whole = path.read_bytes()
-        for _ in range(PER_CASE):
-            path.write_bytes(damaged(rng, whole, whole))
-            index = built(path)
-            fuzz.count(files=1, refused=int(index is None))
-            if index is not None:
-                rows = np.load(path, allow_pickle=False)
-                assert list(index) == sorted(
-                    set(map(tuple, rows.tolist())) and {tuple(r): r for r in rows.tolist()}.values()
-                )
 
 
 def test_semantic_ids_are_refused_or_read(fuzz: Any, folder: Path) -> None:

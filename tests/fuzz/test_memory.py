@@ -8,13 +8,11 @@ One case is one call; `--fuzz-cases 10000` makes so many. Flax is left out: XLA 
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,54 +39,14 @@ OBJECTS_PER_CALL, SLACK = 0.05, 30
 MEGABYTES = 10.0
 
 
-@dataclass(frozen=True)
-class Look:
-    """What there is at some moment: living objects by type, entries by cache, memory in MB."""
-
-    calls: int
-    objects: Counter[str]
-    entries: Counter[str]
-    megabytes: float
-
-    @classmethod
-    def take(cls, calls: int) -> Look:
-        gc.collect()
-        with suppress(OSError, AttributeError):  # other systems than Linux with glibc
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-        objects = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
-        return cls(calls, objects, entries(), psutil.Process().memory_info().rss / 1e6)
-
-
-def entries() -> Counter[str]:
-    """The entries of all caches of modules of hf_gr, by name; bounded ones are left out."""
-    found: Counter[str] = Counter()
-    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "hf_gr"]:
-        for name, value in list(vars(module).items()):
-            if isinstance(value, functools._lru_cache_wrapper):
-                if value.cache_info().maxsize is None:
-                    found[f"{module.__name__}.{name}"] = value.cache_info().currsize
-            elif isinstance(value, Sized) and not isinstance(value, (type, str)) and not name.startswith("__"):
-                found[f"{module.__name__}.{name}"] = len(value)
-    return found
-
-
-def growth(looks: list[Look]) -> dict[str, float]:
-    """What has grown over the second half of the calls, by more than tolerances."""
-    first, last = looks[(len(looks) - 1) // 2], looks[-1]
-    allowed = SLACK + OBJECTS_PER_CALL * (last.calls - first.calls)
-    counted: list[tuple[Mapping[str, int], Mapping[str, int]]] = [
-        (first.objects, last.objects),
-        (first.entries, last.entries),
-    ]
-    grown: dict[str, float] = {
-        name: number - before.get(name, 0)
-        for before, after in counted
-        for name, number in after.items()
-        if number - before.get(name, 0) > allowed
-    }
-    if last.megabytes - first.megabytes > MEGABYTES:
-        grown["megabytes"] = last.megabytes - first.megabytes
-    return grown
+def look() -> Counter[str]:
+    """Living objects by type, and memory in MB."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # other systems than Linux with glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    objects = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+    objects["megabytes"] = psutil.Process().memory_info().rss // 10**6
+    return objects
 
 
 class Caller:
@@ -113,15 +71,12 @@ class Caller:
             index.add(rng.integers(3, VOCABULARY, size=(1, 3)), [10_000 + self.calls])
             index.remove([ids[0]])
             ids = ids[1:]
-        num_rows, length = int(rng.integers(1, 4)), int(rng.integers(1, 12))
-        prompt = torch.from_numpy(rng.integers(3, VOCABULARY, size=(num_rows, length)))
+        num_rows, length, beams = (int(rng.integers(1, end)) for end in (4, 12, 6))
         views = [index.where(rng.permutation(ids)[: len(ids) // 2].tolist()) for _ in range(num_rows)]
         excluded = [rng.permutation(ids)[:3].tolist() for _ in range(num_rows)]
-        draftings: list[Any] = [None, "trie", "auto"]
-        draftings += [] if self.model.config.is_encoder_decoder else ["head"]
-        beams = int(rng.integers(1, 6))
+        draftings: list[Any] = [None, "trie", "auto", *["head"] * (not self.model.config.is_encoder_decoder)]
         return self.model.generate(
-            prompt,
+            torch.from_numpy(rng.integers(3, VOCABULARY, size=(num_rows, length))),
             constraint_index=[index, views[0], views][int(rng.integers(3))],
             exclude_items=excluded if rng.random() < 0.5 else None,
             num_beams=beams,
@@ -139,38 +94,34 @@ def check_memory(
     look_every: int = LOOK_EVERY,
     judged_from: int = JUDGED_FROM,
     after_call: Callable[[Any, Any], None] = lambda caller, out: None,
-) -> list[Look]:
-    """Make calls and look at memory now and then; fail if it grows."""
-    caller, looks = Caller(), []
+) -> int:
+    """Make calls and look at memory now and then; fail if it grows. Returns the number of models."""
+    caller, looks = Caller(), list[Counter[str]]()
     for case in cases:
         after_call(caller, caller(case.rng))
         if caller.calls % look_every == 0:
-            looks.append(Look.take(caller.calls))
+            looks.append(look())
     if len(looks) > 2 and caller.calls >= judged_from:
-        assert not growth(looks), f"after {looks[-1].calls} calls, since {looks[(len(looks) - 1) // 2].calls}"
-    return looks
+        half = (len(looks) - 1) // 2
+        allowed = SLACK + OBJECTS_PER_CALL * look_every * (len(looks) - 1 - half)
+        grown = {name: number - looks[half][name] for name, number in looks[-1].items()}
+        grown = {name: more for name, more in grown.items() if more > (MEGABYTES if name == "megabytes" else allowed)}
+        assert not grown, f"in the second half of {caller.calls} calls"
+    return 1 + (caller.calls - 1) // CALLS_PER_MODEL
 
 
 def test_nothing_of_a_call_stays(fuzz: Any) -> None:
-    looks = check_memory(fuzz)
-    if looks:
-        fuzz.count(models=looks[-1].calls // CALLS_PER_MODEL, kilobytes=round(1000 * looks[-1].megabytes))
-        fuzz.count(grown_kilobytes=round(1000 * (looks[-1].megabytes - looks[(len(looks) - 1) // 2].megabytes)))
-
-
-@dataclass
-class _Drawn:
-    rng: np.random.Generator
+    fuzz.count(models=check_memory(fuzz))
 
 
 @pytest.mark.parametrize("what", ["model", "answer", "bytes"])
-def test_what_stays_is_seen(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stays_is_seen(what: str) -> None:
     """Planted: each call, or each model, leaves something behind."""
     kept: list[Any] = []
 
     def keep(caller: Caller, out: Any) -> None:
         kept.append({"model": caller.model, "answer": [out.sequences], "bytes": b"1" * 10**6}[what])
 
-    rng = np.random.default_rng(0)
-    with pytest.raises(AssertionError, match="megabytes|Linear|Tensor"):
-        check_memory([_Drawn(rng) for _ in range(80)], look_every=20, judged_from=0, after_call=keep)
+    cases = [SimpleNamespace(rng=np.random.default_rng(0))] * 80
+    with pytest.raises(AssertionError, match="megabytes|Linear|Tensor|list"):
+        check_memory(cases, look_every=20, judged_from=0, after_call=keep)
