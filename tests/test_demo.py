@@ -88,21 +88,18 @@ def test_a_toy_is_the_same_for_a_seed_and_leaves_others_alone() -> None:
     assert index.items(out[:, 8:])[0][0] in range(50)
 
 
-@pytest.mark.parametrize(
-    ("sequences", "scores", "same"),
-    [
-        ([1, 3, 2, 4], [-1.0, -2.0, -2.0, -3.0], True),
-        ([1, 2, 3, 5], [-1.0, -2.0, -2.0, -3.0], True),  # the last may tie with one that is not there
-        ([2, 1, 3, 4], [-1.0, -2.0, -2.0, -3.0], False),
-        ([1, 2, 3, 4], [-1.1, -2.0, -2.0, -3.0], False),
-    ],
-)
-def test_equal_answers_differ_in_ties_alone(sequences: list[int], scores: list[float], same: bool) -> None:
-    expected, found = (
-        SimpleNamespace(sequences=torch.tensor(tokens)[:, None], sequences_scores=torch.tensor(values))
-        for tokens, values in (([1, 2, 3, 4], [-1.0, -2.0, -2.0, -3.0]), (sequences, scores))
-    )
-    assert same_answers(expected, found, num_beams=4) is same
+def test_equal_answers_differ_in_ties_alone() -> None:
+    def answer(sequences: list[int], scores: list[float]) -> Any:
+        return SimpleNamespace(sequences=torch.tensor(sequences)[:, None], sequences_scores=torch.tensor(scores))
+
+    scores = [-1.0, -2.0, -2.0, -3.0]
+    for sequences, others, same in (
+        ([1, 3, 2, 4], scores, True),
+        ([1, 2, 3, 5], scores, True),  # the last may tie with one that is not there
+        ([2, 1, 3, 4], scores, False),
+        ([1, 2, 3, 4], [-1.1, *scores[1:]], False),
+    ):
+        assert same_answers(answer([1, 2, 3, 4], scores), answer(sequences, others), num_beams=4) is same
 
 
 def test_a_tiny_run_trains_caches_and_reports(tmp_path: Path) -> None:

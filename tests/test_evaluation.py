@@ -554,12 +554,6 @@ def test_the_text_has_every_result(both: Evaluation) -> None:
     assert next(numbers) == next(numbers)  # no column is lost
 
 
-def test_names_cannot_control_a_terminal(case: Case, users: Path, measure: Any) -> None:
-    found = measure(users, model={"\x1b[2J": case.model})
-    assert "\\x1b[2J" in repr(found)
-    assert "\x1b" not in repr(found)
-
-
 def test_models_differ_in_more_than_colour(both: Evaluation, tmp_path: Path) -> None:
     figure: Any = both.plot(tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
@@ -599,18 +593,19 @@ def command(case: Case, users: Path, *arguments: Any) -> Any:
 
 
 def test_the_command_compares_models(case: Case, other: Case, users: Path, both: Evaluation, tmp_path: Path) -> None:
-    more = ["--model", f"two={other.model}", "--index", other.index, "--num-beams", "5,10"]
-    done = command(case, users, *more, "--plot", tmp_path / "m.png")
+    (tmp_path / "new.txt").write_text("100\n103\n")
+    more = ["--model", f"two={other.model}", "--index", other.index, "--num-beams", "5,10", "--group", "country"]
+    more += ["--new-items", tmp_path / "new.txt", "--plot", tmp_path / "m.png"]
+    done = command(case, users, *more)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
-    found = json.loads(command(case, users, *more, "--json").stdout)
-    assert [(one["name"], one["num_beams"]) for one in found["results"]] == [
-        ("model", 5), ("model", 10), ("two", 5), ("two", 10)
-    ]  # fmt: skip
-    assert [one["metrics"] for one in found["results"]] == [result.metrics for result in both.results]
-    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    for text in ("popularity", "item-to-item", "two, 10 beams", "95% bootstrap"):
+    for text in ("popularity", "item-to-item", "two, 10 beams", "95% bootstrap", "group de", "target is new"):
         assert text in done.stdout
     assert "..." not in done.stdout
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads(command(case, users, *more, "--json").stdout)
+    names = [(one["name"], one["num_beams"]) for one in found["results"]]
+    assert names == [("model", 5), ("model", 10), ("two", 5), ("two", 10)]
+    assert [one["new_items"] for one in found["results"]] == [result.new_items for result in both.results]
 
 
 def test_progress_counts_the_users_of_a_file(case: Case, users: Path, tmp_path: Path) -> None:

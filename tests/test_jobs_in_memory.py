@@ -145,47 +145,33 @@ def test_evaluate_takes_the_same_tables(tmp_path: Path, loaded: Any, table: pa.T
         assert (found.metrics, found.num_users) == (expected.metrics, expected.num_users)
 
 
-@pytest.mark.parametrize(
-    ("users", "message"),
-    [
-        (7, "users is a int, expected a file or several, a pandas, Polars or Arrow table"),
-        ({"ann": [100]}, "users has no column 'seen', expected one of 'ann'"),
-        (np.array([[100, 101]]), r"users is a ndarray, .*: .*\.tolist\(\) an array"),
-        ([100, 101], r"users\[0\] is 100, expected a list of item ids: one user's history is a list in a list"),
+def test_what_is_no_table_is_refused(case: Case, table: pa.Table) -> None:
+    frame, seen, csv = table.to_pandas(), {"history": "seen"}, {"history": "seen", "format": "csv"}
+    for users, options, message in (
+        (7, seen, "users is a int, expected a file or several, a pandas, Polars or Arrow table"),
+        ({"ann": [100]}, seen, "users has no column 'seen', expected one of 'ann'"),
+        (np.array([[100, 101]]), seen, r"users is a ndarray, .*: .*\.tolist\(\) an array"),
+        ([100, 101], {}, r"users\[0\] is 100, expected a list of item ids: one user's history is a list in a list"),
+        (["B01"], {}, r"output=None with users=\['B01'\] in files, .*one user's history is a list in a list"),
+        ("users.parquet", seen, "output=None with users='users.parquet' in files, expected a .parquet file"),
+        ([[100], {101}], {}, r"users\[1\] is \{101\}, expected a list of item ids"),
+        ([[100], ["B01"]], {}, "users, column 'history', row 1 is .'B01'., expected the type of the rows before it"),
+        ([[1.5], [2.5]], {}, "users, column 'history' has type list<.*double>, expected lists of integers"),
+        ([], {}, "users has no row, expected at least one"),
         (
-            ["B01", "B02"],
-            r"output=None with users=\['B01', 'B02'\] in files, .*one user's history is a list in a list",
+            frame.assign(seen=[set(one) for one in frame["seen"]]),
+            seen,
+            "row 0 is {.*, expected a list: a set has no o",
         ),
-        ([[100], {101}], r"users\[1\] is \{101\}, expected a list of item ids"),
-        ([[100], ["B01"]], "users, column 'history', row 1 is .'B01'., expected the type of the rows before it"),
-        ([[1.5], [2.5]], "users, column 'history' has type list<.*double>, expected lists of integers"),
-        ([], "users has no row, expected at least one"),
-    ],
-)
-def test_what_is_no_table_is_refused(case: Case, users: Any, message: str) -> None:
-    history = "seen" if isinstance(users, dict | int | np.ndarray) else None
-    with pytest.raises(ValueError, match=message):
-        recommend(case.model, users, constraint_index=case.index, history=history)
-
-
-def test_frames_that_are_near_to_a_table(case: Case, table: pa.Table) -> None:
-    frame = table.to_pandas()
-    options: dict[str, Any] = {"constraint_index": case.index, "history": "seen"}
-    for users, message in (
-        (frame.assign(seen=[set(one) for one in frame["seen"]]), "row 0 is {.*, expected a list: a set has no order"),
-        (frame["seen"], r"users is a Series, .*\.to_frame\(\) a Series"),
-        (frame.rename(columns={"who": "seen"}), "users has 2 columns 'seen', expected one of"),
-        (frame.drop(columns="seen"), "users has no column 'seen', expected one of 'who', 'not', 'only'"),
-        (frame.iloc[:0], "users has no row"),
+        (frame["seen"], seen, r"users is a Series, .*\.to_frame\(\) a Series"),
+        (frame.rename(columns={"who": "seen"}), seen, "users has 2 columns 'seen', expected one of"),
+        (frame.drop(columns="seen"), seen, "users has no column 'seen', expected one of 'who', 'not', 'only'"),
+        (frame.iloc[:0], seen, "users has no row"),
+        (frame, csv, "format= or delimiter= with a table in memory, expected neither"),
+        (frame, seen | {"overwrite": True}, "overwrite=True without output=, expected both"),
     ):
         with pytest.raises(ValueError, match=message):
-            recommend(case.model, users, **options)
-    with pytest.raises(ValueError, match="format= or delimiter= with a table in memory, expected neither"):
-        recommend(case.model, frame, format="csv", **options)
-    with pytest.raises(ValueError, match="overwrite=True without output=, expected both"):
-        recommend(case.model, frame, overwrite=True, **options)
-    with pytest.raises(ValueError, match="output=None with users='users.parquet' in files, expected a .parquet file"):
-        recommend(case.model, "users.parquet", **options)
+            recommend(case.model, users, constraint_index=case.index, **options)
 
 
 def test_columns_that_are_not_named_are_not_looked_at() -> None:
