@@ -16,8 +16,8 @@ import jax.numpy as jnp  # noqa: E402
 from hf_gr.core.beam import Beams, paths_of  # noqa: E402
 from hf_gr.flax import noise as noise_module  # noqa: E402
 from hf_gr.flax import ops  # noqa: E402
-from hf_gr.flax.children import Children  # noqa: E402
 from hf_gr.flax.noise import Noise  # noqa: E402
+from hf_gr.flax.transition import Children  # noqa: E402
 from hf_gr.torch import noise as torch_noise  # noqa: E402
 from hf_gr.torch import ops as torch_ops  # noqa: E402
 from hf_gr.torch import transition as torch_transition  # noqa: E402

@@ -24,7 +24,7 @@ from hf_gr import ConstraintIndex
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.flax import device_trie, transition
-from hf_gr.flax.buckets import padded
+from hf_gr.flax.arrays import padded
 from hf_gr.flax.device_trie import DeviceTrie, exception_bits
 from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 

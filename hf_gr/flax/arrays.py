@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Integer
@@ -40,6 +41,17 @@ def stacked(arrays: Sequence[Any]) -> Any:
 def view(array: Any) -> Any:
     """NumPy's view of an array in the host's memory, of which parts are taken without a program; else the array."""
     return np.asarray(array) if is_on_host(array) else array
+
+
+def padded(array: npt.NDArray[Any], size: int, fill: Any = 0, *, axis: int = 0, in_front: bool = False) -> Any:
+    """An array padded to a size along an axis, at its end or `in_front`; the array itself if nothing is missing."""
+    missing = size - array.shape[axis]
+    if not missing:
+        return array
+    shape = list(array.shape)
+    shape[axis] = missing
+    filling = np.full(shape, fill, dtype=array.dtype)
+    return np.concatenate([filling, array] if in_front else [array, filling], axis=axis)
 
 
 def along(values: Array, places: Array, *, axis: int = 1) -> Array:

@@ -75,11 +75,11 @@ class ModelDrafter:
 
     @property
     def num_first(self) -> int:
-        """See `Drafter.num_first`."""
+        """The most levels of a draft below the prompt."""
         return self.tree.num_first if self.first_level else self.num_levels - 1
 
     def size(self, *, at_root: bool) -> int:
-        """See `Drafter.size`."""
+        """See `TreeDrafter.size`."""
         size = self.tree.size(at_root=at_root)
         if self._steps(at_root=at_root) == 0:
             return size
@@ -94,7 +94,7 @@ class ModelDrafter:
     def draft(
         self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], context: Context
     ) -> Draft:
-        """See `Drafter.draft`."""
+        """See `TreeDrafter.draft`."""
         at_root = beams.sequences.shape[-1] == 0
         size, dead_state = self.size(at_root=at_root), context.catalogue.dead_state
         num_live = 1 if at_root else beams.states.shape[1]
@@ -146,8 +146,12 @@ class ModelDrafter:
         """Drafts for the rows that are on; those of others stay."""
         num_steps, width = self._steps(at_root=at_root), self._width(at_root=at_root)
         start = num_steps * width
-        read = self._at_root if at_root else self._read
-        logits, cache, num_forwards = read(beams, levels, context)
+        if at_root:  # all beams are the prompt's end
+            known, shape = context.memory, beams.states.shape
+            logits = jnp.broadcast_to(known.logits[:, None], (*shape, known.logits.shape[-1]))
+            cache, num_forwards = known.cache.with_room((num_steps - 1) * width), 0
+        else:
+            (logits, cache), num_forwards = self._read(beams, levels, context), self._counted
         missing, own = width - beams.states.shape[1], jnp.arange(width, dtype=jnp.int32)
         nodes = widened(beams, width)
         search = _Search(
@@ -176,17 +180,9 @@ class ModelDrafter:
 
         return lax.while_loop(lambda numbered: numbered[1].is_on.any(), advance, (jnp.int32(0), search))[1].draft
 
-    def _at_root(
-        self, beams: Beams, levels: Int[Array, " batch"], context: Context
-    ) -> tuple[Float[Array, "batch beams vocab"], ScorerCache, int]:
-        """The logits after the prompts, with room for all levels that are scored; all beams are the prompt's end."""
-        memory, shape = context.memory, beams.states.shape
-        logits = jnp.broadcast_to(memory.logits[:, None], (*shape, memory.logits.shape[-1]))
-        return logits, memory.cache.with_room((self._steps(at_root=True) - 1) * self._width(at_root=True)), 0
-
     def _read(
         self, beams: Beams, levels: Int[Array, " batch"], context: Context
-    ) -> tuple[Float[Array, "batch beams vocab"], ScorerCache, int]:
+    ) -> tuple[Float[Array, "batch beams vocab"], ScorerCache]:
         """Read all tokens of the target's beams, which the draft model does not know: a copy for each beam."""
         (batch_size, num_live), num_read = beams.states.shape, self.num_levels - 2
         cache = context.memory.cache.with_room(num_read * self.num_beams)
@@ -199,7 +195,7 @@ class ModelDrafter:
         logits, made = self.scorer.score(context.params, cache, tokens, depths, visible, last)
         depth, beam = jnp.divmod(jnp.arange(cache.num_slots, dtype=jnp.int32), self.num_beams)
         places = jnp.broadcast_to(depth * num_live + jnp.minimum(beam, num_live - 1), (batch_size, cache.num_slots))
-        return logits, cache.keep(made, depths, places, jnp.ones_like(places, dtype=bool)), self._counted
+        return logits, cache.keep(made, depths, places, jnp.ones_like(places, dtype=bool))
 
     def _grow(
         self,

@@ -32,12 +32,11 @@ from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
 from .arrays import along, where_rows
-from .children import Children
 from .noise import PASSES, Noise
 from .plan import DecodePlan
 from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
 from .speculation import Context, Draft, Scored, Speculation
-from .transition import DeviceCatalogue, children, over_vocabulary
+from .transition import Children, DeviceCatalogue, children, over_vocabulary
 from .tree import Nodes, nodes_seen, slots_seen
 from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 
@@ -54,7 +53,6 @@ class Decoded:
     num_levels: Int[Array, " batch"]  # levels decided before nothing could change any more
     # one entry a level, if requested; those of undecided levels mean nothing
     step_scores: tuple[Float[Array, "batch paths vocab"], ...] | None
-    # one entry a level, if requested; those of undecided levels mean nothing
     step_logits: tuple[Float[Array, "batch paths vocab"], ...] | None
     speculation: Speculation  # the number of forwards, and what was scored ahead
 
@@ -395,7 +393,7 @@ def child_scores(
     compare logits. As in transformers, warpers, which compare only legal tokens, and the normalisation over those come
     after the constraint; processors see what they would see there.
     """
-    if _is_forced(beams, plan, max_length=max_length):
+    if plan.forces_end and beams.sequences.shape[-1] + 1 == max_length:  # only the end token is left
         scores = jnp.zeros(legal.tokens.shape, jnp.float32)
     else:
         rows = jnp.arange(len(places))[:, None, None]
@@ -407,11 +405,6 @@ def child_scores(
         size = {"vocab_size": scored.logits.shape[-1], "room": max_length}
         scores = plan.processors.scores(scores, legal, beams.sequences, **size)
     return _warped(scores, plan)
-
-
-def _is_forced(beams: Beams, plan: DecodePlan, *, max_length: int) -> bool:
-    """Whether the next token is the end token that is certain; the catalogue allows no other there."""
-    return plan.forces_end and beams.sequences.shape[-1] + 1 == max_length
 
 
 def _warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> Float[Array, "batch beams children"]:

@@ -21,14 +21,13 @@ import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Int, Integer
 
-from hf_gr.catalogue.fanout import Fanout, Longs
+from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.trie import Trie
 from hf_gr.core.plan import static
 from hf_gr.core.widths import bucket
 
-from .arrays import Device, windows
-from .buckets import padded
+from .arrays import Device, padded, windows
 
 # Sizes that programs are compiled for.
 STEPS = 8  # sizes of a compiled catalogue's arrays, and of its branching, per doubling: at most a ninth is left empty
@@ -117,7 +116,9 @@ def _move_trie(trie: Trie, device: Device) -> DeviceTrie:
     forms = [_form(fanout) for fanout in trie.fanouts]
 
     def filled(array: npt.NDArray[Any] | None) -> Any:
-        return None if array is None else _up_to(array, bucket(len(array) + 1, least=SMALLEST, steps=STEPS))
+        if array is None:
+            return None
+        return padded(array, bucket(len(array) + 1, least=SMALLEST, steps=STEPS), array[-1])
 
     arrays = {
         "tokens": padded(trie.tokens, bucket(trie.level_starts[-1] + max(branching), least=SMALLEST, steps=STEPS)),
@@ -147,8 +148,10 @@ def _form(fanout: Fanout) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | N
     if _is_straight(fanout):
         return None, None
     if fanout.exceptions is None or fanout.num_parents <= PARENTS:
-        offsets = fanout.offsets if fanout.exceptions is None else Fanout.from_offsets(_all_offsets(fanout)).offsets
-        return offsets, None
+        if fanout.exceptions is None:
+            return fanout.offsets, None
+        first, _ = fanout.ranges(np.arange(fanout.num_parents))
+        return Fanout.from_offsets(np.append(first, fanout.num_children)).offsets, None
     return fanout.offsets, exception_bits(fanout.exceptions, fanout.num_parents)
 
 
@@ -170,14 +173,3 @@ def _move_bits(alive: Liveness, device: Device) -> tuple[Array, ...]:
             words = padded(bits, 4 * size).view("<u4").astype(np.uint32).view(np.int32)
             by_id[id(bits)] = jax.device_put(words, device)
     return tuple(by_id[id(bits)] for bits in alive.nodes)
-
-
-def _all_offsets(fanout: Fanout) -> Longs:
-    """The first child of every parent, and the number of children."""
-    first, _ = fanout.ranges(np.arange(fanout.num_parents))
-    return np.append(first, fanout.num_children)
-
-
-def _up_to(ascending: npt.NDArray[Any], size: int) -> Any:
-    """Numbers, the last one repeated."""
-    return padded(ascending, size, ascending[-1])

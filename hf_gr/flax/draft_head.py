@@ -35,7 +35,6 @@ from hf_gr.files import draft_head as head_files
 from hf_gr.files.cards import head_card
 from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.files.facts import HeadFacts
-from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin
 
 from .arrays import along
@@ -44,12 +43,7 @@ from .parameters import Facts, Parameters
 from .scorers import NodeRoom, Params, Prompt
 
 
-class DraftHead(
-    HubMixin,
-    Parameters,
-    what="draft head",
-    files=head_files.FILES,
-):
+class DraftHead(HubMixin, Parameters, what="draft head", files=head_files.FILES):
     """Logits of every level's codes, from hidden states and from the codes before; `model.draft_head`.
 
     Its attributes are the tensors of `hf_gr.torch.draft_head.DraftHead`, under the same names.
@@ -81,7 +75,15 @@ class DraftHead(
         if any(int(level.min()) < 0 for level in codes):
             raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
         super().__init__(arrays)
-        self._facts = _HeadFacts(config, codes, tuple(arrays), placeholder_embeddings)
+        numbers = {}
+        for level, tokens in enumerate(codes):
+            # By token its place among the level's codes; what is no code gets one that nobody reads.
+            columns = np.zeros(int(tokens.max()) + 1, np.int32)
+            columns[tokens] = np.arange(len(tokens), dtype=np.int32)
+            numbers |= {f"codebook_{level}": jnp.asarray(tokens, jnp.int32), f"columns_{level}": jnp.asarray(columns)}
+        self._facts: Any = Facts(
+            tuple(arrays), config=config, codes=codes, numbers=numbers, rows=placeholder_embeddings
+        )
 
     @property
     def config(self) -> DraftHeadConfig:
@@ -91,7 +93,7 @@ class DraftHead(
     @property
     def placeholder_embeddings(self) -> npt.NDArray[Any] | None:
         """The placeholders' input embeddings `[L, E]` of its file; None where nobody knows them."""
-        return self._facts.placeholder_embeddings
+        return self._facts.rows
 
     @property
     def params(self) -> Params:
@@ -107,15 +109,10 @@ class DraftHead(
 
         return self._facts.params(self, sharding, make)
 
-    def parameters(self) -> list[Array]:
-        """All parameters."""
-        return list(self._facts.arrays(self).values())
-
     def astype(self, dtype: Any) -> DraftHead:
         """The same head with parameters of another type."""
         arrays = {name: array.astype(dtype) for name, array in self._facts.arrays(self).items()}
-        facts = self._facts
-        return DraftHead(facts.config, facts.codes, arrays=arrays, placeholder_embeddings=facts.placeholder_embeddings)
+        return DraftHead(self.config, self._facts.codes, arrays=arrays, placeholder_embeddings=self._facts.rows)
 
     def codebook(self, level: int) -> npt.NDArray[Any]:
         """The tokens of a level's codes."""
@@ -130,11 +127,11 @@ class DraftHead(
             arrays = {name: jnp.asarray(tensors[name]) for name in shapes}
             return cls(config, [tensors[name] for name in sizes], arrays=arrays, placeholder_embeddings=rows)
 
-        return head_files.load_head(folder, _to_array, make)
+        return head_files.load_head(folder, lambda kind, shape, data: np.frombuffer(data, kind).reshape(shape), make)
 
     def facts(self) -> HeadFacts:
         """What cards tell of it."""
-        arrays = self.parameters()
+        arrays = list(self._facts.arrays(self).values())
         return HeadFacts(self.config, sum(array.size for array in arrays), str(arrays[0].dtype))
 
     def save_beside(self, directory: Path, embeddings: npt.NDArray[Any]) -> None:
@@ -151,36 +148,6 @@ class DraftHead(
         kept = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         card = None if name is None else head_card(self.facts(), name)
         head_files.save(safetensors.numpy, directory, self.config.to_dict(), kept, card=card)
-
-
-def _to_array(dtype: str, shape: list[int], data: bytes) -> npt.NDArray[Any]:
-    return np.frombuffer(data, dtype).reshape(shape)
-
-
-class _HeadFacts(Facts):
-    def __init__(
-        self,
-        config: DraftHeadConfig,
-        codes: list[npt.NDArray[Any]],
-        names: tuple[str, ...],
-        placeholder_embeddings: npt.NDArray[Any] | None,
-    ) -> None:
-        super().__init__(names)
-        self.config = config
-        self.codes = codes
-        self.placeholder_embeddings = placeholder_embeddings
-        self.numbers = {f"codebook_{level}": jnp.asarray(own, jnp.int32) for level, own in enumerate(codes)}
-        # By token its place among the level's codes; what is no code gets one that nobody reads.
-        for level, tokens in enumerate(codes):
-            columns = np.zeros(int(tokens.max()) + 1, np.int32)
-            columns[tokens] = np.arange(len(tokens), dtype=np.int32)
-            self.numbers[f"columns_{level}"] = jnp.asarray(columns)
-
-
-def load_draft_head(source: Source) -> DraftHead | None:
-    """The draft head of a model's checkpoint, at the model's own commit; None if it has neither of the two files."""
-    folder = head_files.find(source)
-    return None if folder is None else DraftHead.from_pretrained(folder)
 
 
 def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
@@ -204,17 +171,9 @@ def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
 class HeadCache(NodeRoom):
     """What a head goes on from: hidden states, and the recurrent states of nodes."""
 
+    of_prompt = "hidden"
+
     hidden: Float[Array, "batch positions hidden"]  # hidden states of the prompt's last token and of the placeholders
-
-    @property
-    def like(self) -> Float[Array, "batch positions hidden"]:
-        """See `NodeRoom.like`."""
-        return self.hidden
-
-    @property
-    def batch_size(self) -> int:
-        """See `NodeRoom.batch_size`."""
-        return len(self.hidden)
 
 
 @dataclass(frozen=True)
@@ -351,4 +310,4 @@ class HeadScorer:
         return over.at[..., head[f"codebook_{level}"]].set(logits)
 
 
-__all__ = ["DraftHead", "DraftHeadConfig", "HeadCache", "HeadScorer", "load_draft_head", "shapes_of"]
+__all__ = ["DraftHead", "DraftHeadConfig", "HeadCache", "HeadScorer", "shapes_of"]

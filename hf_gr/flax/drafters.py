@@ -21,9 +21,8 @@ from jaxtyping import Array, Bool, Int
 from hf_gr.core.beam import Beams
 
 from .arrays import along
-from .children import Children
 from .speculation import Context, Draft
-from .transition import DeviceCatalogue, children
+from .transition import Children, DeviceCatalogue, children
 from .tree import Nodes
 
 
@@ -37,32 +36,29 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
 
 @dataclass(frozen=True)
 class TreeDrafter:
-    """Drafts the legal subtree below the beams, level by level, as long as it fits.
+    """Drafts the legal subtree below the beams, level by level, as long as it fits. Static: hashable, without arrays.
 
     A level is drafted whole or not at all, so beams are always found on it.
     """
 
     sizes: tuple[int, ...]  # by level of the beams, nodes of a draft: see `plan_sizes`, for the root `plan_first`
-    num_first: int = 0  # levels of a draft from the root: see `plan_first`
+    num_first: int = 0  # the most levels of a draft below the prompt: see `plan_first`
     budget: int = 2**30  # nodes of a draft
     least: int = 0  # nodes of a level that are always allowed
 
-    @property
-    def tail(self) -> tuple[int, ...]:
-        """See `Drafter.tail`."""
-        return ()
+    tail: tuple[int, ...] = ()  # tokens that the model reads behind the prompt for the draft alone
 
     def size(self, *, at_root: bool) -> int:
-        """See `Drafter.size`."""
+        """How many nodes a draft has, padding included: below the prompt, or below later beams; 0 for no draft."""
         return self.sizes[0] if at_root else max(self.sizes[1:], default=0)
 
     def start(self, params: Any, prompt: Any, hidden: Any) -> None:
-        """See `Drafter.start`."""
+        """Read the prompts; `hidden` is the model's normed output at their ends and at the tail, if there is one."""
 
     def draft(
         self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], context: Context
     ) -> Draft:
-        """See `Drafter.draft`."""
+        """Nodes below the beams of `wanted` rows; the root has no tokens and level 0, in all rows."""
         catalogue, at_root = context.catalogue, beams.sequences.shape[-1] == 0
         states = beams.states[:, :1] if at_root else beams.states  # equal beams are one root
         none = Draft.none(len(levels), self.size(at_root=at_root), catalogue.dead_state, num_live=states.shape[1])

@@ -136,11 +136,9 @@ def _read_gpt2(config: Any) -> Spec:
 
 def _read_bart(config: Any) -> Spec:
     _refuse(config, is_encoder_decoder=True)
-    if config.decoder_attention_heads != config.encoder_attention_heads:
-        raise NotImplementedError(
-            f"config.decoder_attention_heads={config.decoder_attention_heads}, expected encoder_attention_heads="
-            f"{config.encoder_attention_heads}: other numbers are not implemented in Flax; use backend='torch'"
-        )
+    if (number := config.decoder_attention_heads) != config.encoder_attention_heads:
+        own = f"encoder_attention_heads={config.encoder_attention_heads}"
+        raise _lacking(f"config.decoder_attention_heads={number}", own)
     return _spec(
         config,
         names=BART,
@@ -160,17 +158,13 @@ def _read_bart(config: Any) -> Spec:
 
 def _read_t5(config: Any) -> Spec:
     if config.dense_act_fn not in ACTIVATIONS:
-        raise NotImplementedError(
-            f"config.feed_forward_proj={config.feed_forward_proj!r}, expected one of {', '.join(ACTIVATIONS)}, "
-            "with or without 'gated-' before it: use backend='torch'"
-        )
+        expected = f"one of {', '.join(ACTIVATIONS)}, with or without 'gated-' before it"
+        raise _lacking(f"config.feed_forward_proj={config.feed_forward_proj!r}", expected)
     _refuse(config, is_encoder_decoder=True)
-    if config.relative_attention_max_distance <= config.relative_attention_num_buckets // 2:
-        raise NotImplementedError(
-            f"config.relative_attention_max_distance={config.relative_attention_max_distance}, expected more than "
-            f"half of relative_attention_num_buckets={config.relative_attention_num_buckets}: without far "
-            "distances relative positions are not implemented in Flax; use backend='torch'"
-        )
+    far, number = config.relative_attention_max_distance, config.relative_attention_num_buckets
+    if far <= number // 2:
+        expected = f"more than half of relative_attention_num_buckets={number}, so that there are far distances"
+        raise _lacking(f"config.relative_attention_max_distance={far}", expected)
     return _spec(
         config,
         names=T5_GATED if config.is_gated_act else T5,
@@ -254,9 +248,8 @@ class Rotary:
         if self.windows != "listed":
             return (self.windows == "all" and config.sliding_window is not None,) * num_layers
         if unknown := set(config.layer_types) - {"full_attention", "sliding_attention"}:
-            raise NotImplementedError(
-                f"config.layer_types has {', '.join(sorted(unknown))}, expected full_attention or sliding_attention: "
-                "use backend='torch'"
+            raise _lacking(
+                f"config.layer_types has {', '.join(sorted(unknown))}", "full_attention or sliding_attention"
             )
         return tuple(kind == "sliding_attention" for kind in config.layer_types[:num_layers])
 
@@ -270,10 +263,7 @@ class Rotary:
             return full, own if slides else None
         part = fields.get("partial_rotary_factor", 1.0)
         if part != 1.0 and not self.is_partly_rotary:
-            raise NotImplementedError(
-                f"config.rope_parameters has partial_rotary_factor={part}, expected 1.0: "
-                "partial rotary embeddings are not implemented in Flax; use backend='torch'"
-            )
+            raise _lacking(f"config.rope_parameters has partial_rotary_factor={part}", "1.0")
         return inverse_frequencies(fields, width=int(head_dim * part)), None
 
 
@@ -306,10 +296,7 @@ def to_spec(config: Any) -> Spec:
     """The static facts of the model that a transformers config describes."""
     check_family(getattr(config, "model_type", None))
     if getattr(config, "quantization_config", None) is not None:
-        raise NotImplementedError(
-            "config.quantization_config is there, expected none: quantised checkpoints are not implemented in Flax; "
-            "use backend='torch'"
-        )
+        raise _lacking("config.quantization_config is there", "no quantised checkpoint")
     if not getattr(config, "is_causal", True):  # makes any decoder of transformers see later tokens
         _refuse(config, is_causal=True)
     return FAMILIES[config.model_type][1](config)
@@ -318,10 +305,7 @@ def to_spec(config: Any) -> Spec:
 def check_family(model_type: str | None) -> None:
     """Refuse architectures that Flax does not have."""
     if model_type not in FAMILIES:
-        raise NotImplementedError(
-            f"config.model_type={model_type!r}, expected one of {', '.join(FAMILIES)}: other architectures are not "
-            "implemented in Flax; use backend='torch'"
-        )
+        raise _lacking(f"config.model_type={model_type!r}", f"one of {', '.join(FAMILIES)}")
 
 
 def inverse_frequencies(fields: Mapping[str, Any], *, width: int) -> tuple[float, ...]:
@@ -331,10 +315,7 @@ def inverse_frequencies(fields: Mapping[str, Any], *, width: int) -> tuple[float
     """
     kind = fields.get("rope_type", "default")
     if kind not in ("default", "linear", "llama3"):
-        raise NotImplementedError(
-            f"config.rope_parameters has rope_type={kind!r}, expected 'default', 'linear' or 'llama3': the others are "
-            "not implemented in Flax; use backend='torch'"
-        )
+        raise _lacking(f"config.rope_parameters has rope_type={kind!r}", "'default', 'linear' or 'llama3'")
     one = np.float32(1)
     exponents = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
     frequencies = one / np.float32(fields["rope_theta"]) ** exponents
@@ -356,27 +337,25 @@ def _refuse(config: Any, **expected: Any) -> None:
     """Refuse fields with other values."""
     for field, wanted in expected.items():
         if (value := getattr(config, field)) != wanted:
-            raise NotImplementedError(
-                f"config.{field}={value!r}, expected {wanted!r}: not implemented in Flax; use backend='torch'"
-            )
+            raise _lacking(f"config.{field}={value!r}", repr(wanted))
+
+
+def _lacking(found: str, expected: str) -> NotImplementedError:
+    return NotImplementedError(f"{found}, expected {expected}: not implemented in Flax; use backend='torch'")
 
 
 def _activation(config: Any, field: str) -> str:
     """The activation that a field names."""
     name = getattr(config, field)
     if name not in ACTIVATIONS:
-        raise NotImplementedError(
-            f"config.{field}={name!r}, expected one of {', '.join(ACTIVATIONS)}: use backend='torch'"
-        )
+        raise _lacking(f"config.{field}={name!r}", f"one of {', '.join(ACTIVATIONS)}")
     return name
 
 
 def _experts(config: Any) -> Experts:
     if config.mlp_only_layers or config.decoder_sparse_step != 1:
-        raise NotImplementedError(
-            f"config.mlp_only_layers={config.mlp_only_layers} and decoder_sparse_step={config.decoder_sparse_step}, "
-            "expected [] and 1: layers without experts among others are not implemented in Flax; use backend='torch'"
-        )
+        found = f"config.mlp_only_layers={config.mlp_only_layers} and decoder_sparse_step={config.decoder_sparse_step}"
+        raise _lacking(found, "[] and 1: experts in every layer")
     return Experts(
         config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size, bool(config.norm_topk_prob)
     )

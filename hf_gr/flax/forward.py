@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .arrays import along
-from .experts import mixture
 from .layers import (
     ACTIVATIONS,
     Block,
@@ -45,12 +45,14 @@ from .layers import (
     to_logits,
 )
 from .scorers import Cache, KeysValues, Layered, Params, Prompt
-from .spec import HEAD, Spec, StackNames
+from .spec import HEAD, Experts, Spec, StackNames
 
 Rotation: TypeAlias = "tuple[Array, Array] | None"
 # How many tokens a layer sees, itself included: None for all of them. Where layers are stacked it is an array.
 Window: TypeAlias = "int | Int[Array, ''] | None"
 EVERYTHING = 2**30  # the window of a full layer among stacked sliding ones
+# Rows of some experts, in groups, times [experts, out, in]: axis 1 with axis 2.
+BY_EXPERT = lax.RaggedDotDimensionNumbers((([1], [2]), ([], [])), [0], [0])
 
 
 @dataclass(frozen=True)
@@ -341,7 +343,7 @@ class ModelScorer:
 
     def _mlp(self, x: Array, layer: Layer, stack: StackNames) -> Float[Array, "batch tokens hidden"]:
         if self.spec.experts is not None:
-            return mixture(x, layer, self.spec.experts, activation=self.spec.activation)
+            return _mixture(x, layer, self.spec.experts, activation=self.spec.activation)
         activate, inner = ACTIVATIONS[self.spec.activation], linear(x, layer, stack.parts["mlp.up"])
         gate = stack.parts.get("mlp.gate")
         inner = activate(inner) if gate is None else activate(linear(x, layer, gate)) * inner
@@ -361,3 +363,36 @@ def _turn_of(turns: tuple[Rotation, Rotation], window: Window) -> Rotation:
     if isinstance(window, int):
         return sliding
     return jax.tree.map(lambda one, other: jnp.where(window < EVERYTHING, one, other), sliding, full)
+
+
+def _mixture(
+    x: Float[Array, "batch tokens hidden"], layer: Layer, spec: Experts, *, activation: str
+) -> Float[Array, "batch tokens hidden"]:
+    """The outputs of the experts that each token uses, weighed by the router. Source: Qwen3-MoE in transformers.
+
+    Tokens are sorted by expert, and multiplied group by group: shapes are static, and on a TPU no expert computes a
+    token that does not use it. (XLA's program for CPUs computes all of them.)
+    """
+    tokens = x.reshape(-1, x.shape[-1])
+    chosen, weights = _route(tokens, layer, spec)
+    order = jnp.argsort(chosen.reshape(-1))
+    sizes = jnp.bincount(chosen.reshape(-1), length=spec.count)
+
+    def times(rows: Array, name: str) -> Array:
+        return lax.ragged_dot_general(rows, layer[f"mlp.experts.{name}.weight"], sizes, BY_EXPERT)
+
+    rows = tokens[order // spec.per_token]
+    inner = ACTIVATIONS[activation](times(rows, "gate_proj")) * times(rows, "up_proj")
+    out = times(inner, "down_proj")[jnp.argsort(order)].reshape(*chosen.shape, -1)
+    return jnp.sum(out * weights[..., None], axis=1).reshape(x.shape)
+
+
+def _route(
+    tokens: Float[Array, "tokens hidden"], layer: Layer, spec: Experts
+) -> tuple[Int[Array, "tokens chosen"], Float[Array, "tokens chosen"]]:
+    """The experts that each token uses, and their weights."""
+    shares = jax.nn.softmax(linear(tokens, layer, "mlp.gate").astype(jnp.float32), axis=-1)
+    weights, chosen = lax.top_k(shares, spec.per_token)
+    if spec.is_normalised:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return chosen, weights.astype(tokens.dtype)

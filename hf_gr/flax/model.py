@@ -9,7 +9,7 @@ a few large pieces, because the cost of a call grows with the number of its argu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from hf_gr.files import draft_head as head_files
 from hf_gr.files.cards import model_card
 from hf_gr.files.hub import Source, commit_of, push_folder
 from hf_gr.files.hub_mixin import HubMixin
@@ -31,7 +32,7 @@ from hf_gr.files.hub_mixin import HubMixin
 from . import checkpoint
 from .arrays import is_on_host, stacked
 from .devices import parameter_sharding
-from .draft_head import DraftHead, load_draft_head
+from .draft_head import DraftHead
 from .families import FAMILIES, to_spec
 from .forward import ModelScorer
 from .layers import MIN_SCANNED_LAYERS
@@ -95,7 +96,8 @@ class FlaxModel(HubMixin, Parameters, what="model"):
                 "parts in float32, as transformers has them, are not implemented in Flax"
             )
         super().__init__(arrays)
-        self._facts = _Facts(config, spec, tuple(arrays))
+        # `commit`: that the weights were downloaded at.
+        self._facts: Any = Facts(tuple(arrays), config=config, spec=spec, generation_config=None, commit=None)
 
     @classmethod
     def from_pretrained(
@@ -139,9 +141,8 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         model._facts.commit = None if source.is_folder else commit
         if (folder / checkpoint.GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        head = load_draft_head(source.at(commit))
-        if head is not None:
-            model.add_draft_head(head)
+        if (of_head := head_files.find(source.at(commit))) is not None:
+            model.add_draft_head(DraftHead.from_pretrained(of_head))
         return model
 
     def add_draft_head(self, head: DraftHead) -> DraftHead:
@@ -222,14 +223,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
     ) -> str:
         """Upload the checkpoint to a repository of the Hub, which is created if need be; a model card there is kept.
 
-        Args:
-            repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
-            private: create a private repository; an existing one keeps its visibility.
-            token: access token of the Hub; by default the stored one.
-            revision: branch to push to, created if necessary, or a pull request such as `"refs/pr/1"`.
-            commit_message: of the commit; by default it says what is uploaded.
-            create_pr: open a pull request instead.
-            max_shard_size: as in `save_pretrained`.
+        The arguments are those of `DraftHead.push_to_hub`, and `max_shard_size` of `save_pretrained`.
 
         Returns:
             The commit's URL.
@@ -336,7 +330,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
     def _card(self, name: str) -> str:
         return model_card(
             name,
-            architecture=_architecture(self.config.model_type),
+            architecture=FAMILIES[self.config.model_type][0],
             is_encoder_decoder=self.is_encoder_decoder,
             catalogue=getattr(self.generation_config, "constraint_index", None),
             head=None if self.draft_head is None else self.draft_head.facts(),
@@ -347,7 +341,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
 
         def write_configs(work: Path) -> None:
             self.config.dtype = str(next(iter(arrays.values())).dtype)
-            self.config.architectures = [_architecture(self.config.model_type)]
+            self.config.architectures = [FAMILIES[self.config.model_type][0]]
             self.config.save_pretrained(work)
             self.generation_config.save_pretrained(work)
 
@@ -360,15 +354,6 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         )
         if self.draft_head is not None:
             self.draft_head.save_beside(folder, arrays[self.spec.embedding])
-
-
-class _Facts(Facts):
-    def __init__(self, config: Any, spec: Spec, names: Sequence[str]) -> None:
-        super().__init__(names)
-        self.config = config
-        self.generation_config: Any = None
-        self.commit: str | None = None  # that the weights were downloaded at
-        self.spec = spec
 
 
 def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict[str, Array]:
@@ -458,8 +443,3 @@ def _to_tokens(tokens: ArrayLike, name: str, vocab_size: int) -> Array:
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{name} has token {token}, expected 0 to less than {vocab_size}, the vocabulary's")
     return jnp.asarray(array)
-
-
-def _architecture(family: str) -> str:
-    """The transformers class of a checkpoint of ours."""
-    return FAMILIES[family][0]

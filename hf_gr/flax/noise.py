@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from hf_gr.core.beam import Beams
 
 from .arrays import HostOrDevice
-from .children import Children
+from .transition import Children
 
 # Streams, as in `hf_gr.torch.noise`; the target's own is 0.
 DRAFTS, PASSES = 1, 2
@@ -65,7 +65,11 @@ class Noise:
         self, beams: Beams, candidates: Children, *, paths: Int[Array, "batch beams"] | None = None
     ) -> Float[Array, "batch beams children"]:
         """Noise between 0 and 1, never 0 or 1; the arguments are those of `gumbel`."""
-        return _uniform_after(self._of_prefixes(beams.sequences, paths=paths), candidates.tokens)
+        high, low = (half[..., None] for half in self._of_prefixes(beams.sequences, paths=paths))
+        bits = low + candidates.tokens.astype(jnp.uint32) * (high | np.uint32(1))
+        bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x21F0AAAD)
+        bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x735A2D97)
+        return _to_uniform(bits ^ (bits >> np.uint32(15)))
 
     def _of_prefixes(
         self, sequences: Int[Array, "batch beams length"], *, paths: Int[Array, "batch beams"] | None = None
@@ -107,16 +111,6 @@ def _xor_shifted(bits: Bits, shift: int) -> Bits:
     """`bits ^ (bits >>> shift)`, for shifts below 32."""
     high, low = bits
     return high ^ (high >> shift), low ^ ((low >> shift) | (high << (32 - shift)))
-
-
-def _uniform_after(
-    prefixes: Bits, tokens: Int[Array, "#batch #beams children"]
-) -> Float[Array, "batch beams children"]:
-    high, low = (half[..., None] for half in prefixes)
-    bits = low + tokens.astype(jnp.uint32) * (high | np.uint32(1))
-    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x21F0AAAD)
-    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x735A2D97)
-    return _to_uniform(bits ^ (bits >> np.uint32(15)))
 
 
 def _to_uniform(bits: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:

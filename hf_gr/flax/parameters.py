@@ -23,13 +23,10 @@ class Parameters(nnx.Module):
 
 
 class Facts:
-    """What a module has besides its parameters. To nnx such an object is opaque, equal only to itself.
+    """What a module has besides its parameters: their names and `others`. Opaque to nnx, equal only to itself."""
 
-    Args:
-        names: of the parameters.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], **others: Any) -> None:
+        vars(self).update(others)
         self.names = tuple(names)
         self._get = attrgetter(*self.names, self.names[0])  # finds 300 parameters in 0.1 ms; of one name, a tuple too
         # Parameters, and what was made from them for every place in use.

@@ -8,6 +8,7 @@ Axes: M candidates kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jaxtyping import Array, Bool, Int
@@ -16,7 +17,6 @@ from hf_gr.core.plan import Options, static
 
 from .arrays import Number
 from .processors import Processors
-from .speculation import Drafter
 
 
 @jax.tree_util.register_dataclass
@@ -27,7 +27,7 @@ class DecodePlan(Options):
     top_k: int | None = static(default=None)  # number of children to sample from; None for all
     min_tokens_to_keep: int = static(default=1)  # children that every warper keeps
     renormalize_logits: bool = static(default=False)  # normalise scores over the legal tokens of each step
-    drafter: Drafter | None = static(default=None)  # proposes nodes to score ahead; None for no draft
+    drafter: Any = static(default=None)  # proposes nodes to score ahead: `drafters.TreeDrafter`; None for no draft
     # the mesh axis over which rows that advance together are sharded; None if these advance alone
     rows_axis: str | None = static(default=None)
     temperature: Number | None = None  # divisor of scores; None for none

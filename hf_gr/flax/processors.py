@@ -25,9 +25,8 @@ from jaxtyping import Array, Bool, Float, Int
 from hf_gr.core.plan import static
 
 from .arrays import HostOrDevice
-from .children import Children
 from .scorers import Prompt
-from .transition import over_vocabulary
+from .transition import Children, over_vocabulary
 
 
 @jax.tree_util.register_dataclass

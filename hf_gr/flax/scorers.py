@@ -10,9 +10,8 @@ Axes: B batch, P prompt, N nodes of one call, S slots (nodes scored so far), V v
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -51,21 +50,12 @@ Room = TypeVar("Room", bound="NodeRoom")  # not `Self`, which beartype accepts o
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeRoom(ABC):
-    """A fixed room for what nodes are to later ones."""
+class NodeRoom:
+    """A fixed room for what nodes are to later ones, of the form of what `of_prompt` names."""
 
+    of_prompt: ClassVar[str]  # the field with the same of the prompt: arrays `[..., tokens, width]`
     room: Any = None  # by slot; what is in a slot that no node sees means nothing. None before `with_room`.
     slot_depths: Int[Array, "batch slots"] | None = None  # the depth of the node in each slot; 1 before there is one
-
-    @property
-    @abstractmethod
-    def like(self) -> Any:
-        """The same of the prompt: arrays `[..., tokens, width]`."""
-
-    @property
-    @abstractmethod
-    def batch_size(self) -> int:
-        """B."""
 
     @property
     def num_slots(self) -> int:
@@ -84,8 +74,9 @@ class NodeRoom(ABC):
         def empty(array: Array) -> Array:
             return jnp.zeros((*array.shape[:-2], num_slots, array.shape[-1]), dtype=array.dtype)
 
-        depths = jnp.ones((self.batch_size, num_slots), dtype=jnp.int32)
-        return replace(self, room=jax.tree.map(empty, self.like), slot_depths=depths)
+        room = jax.tree.map(empty, getattr(self, self.of_prompt))
+        shape = jax.tree.leaves(room)[0].shape
+        return replace(self, room=room, slot_depths=jnp.ones((shape[max(len(shape) - 4, 0)], num_slots), jnp.int32))
 
     def keep(
         self: Room,
@@ -114,22 +105,14 @@ class NodeRoom(ABC):
 class Cache(NodeRoom):
     """Keys and values of a prompt, stored once a request, and of nodes after it, for which there is a fixed room."""
 
+    of_prompt = "prompt"
+
     # of the tokens that nodes follow: the prompt of a decoder, the start of an encoder-decoder's sequences
     prompt: Layered
     prompt_mask: Bool[Array, "batch prompt"]  # real tokens among those
     next_position: Int[Array, " batch"]  # the position after them
     cross: Layered | None = None  # of the encoder's tokens; None for a decoder
     cross_mask: Bool[Array, "batch source"] | None = None  # real tokens among those
-
-    @property
-    def like(self) -> Layered:
-        """See `NodeRoom.like`."""
-        return self.prompt
-
-    @property
-    def batch_size(self) -> int:
-        """See `NodeRoom.batch_size`."""
-        return len(self.next_position)
 
     def by_layer(self) -> Any:
         """What each layer needs of prompt, encoder and nodes, as `layers.over_layers` takes it."""

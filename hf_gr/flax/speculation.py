@@ -8,7 +8,7 @@ Axes: B batch, K beams, N drafted nodes, M beams and drafted nodes, V vocabulary
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -142,35 +142,6 @@ class Context:
     noise: Any = None  # what is drawn comes from, if it samples
     params: Any = None  # the draft model's parameters; None without one
     memory: Any = None  # what it knows of the prompts; None without one
-
-
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes nodes below the live beams. Static: hashable, without arrays."""
-
-    def size(self, *, at_root: bool) -> int:
-        """How many nodes a draft has, padding included: below the prompt, or below later beams; 0 for no draft."""
-        ...
-
-    @property
-    def num_first(self) -> int:
-        """How many levels a draft below the prompt can have."""
-        ...
-
-    @property
-    def tail(self) -> tuple[int, ...]:
-        """Tokens that the model reads behind the prompt for the draft alone."""
-        ...
-
-    def start(self, params: Any, prompt: Any, hidden: Float[Array, "batch positions hidden"] | None) -> Any:
-        """Read the prompts; `hidden` is the model's normed output at their ends and at the tail, if there is one."""
-        ...
-
-    def draft(
-        self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], context: Context
-    ) -> Draft:
-        """Nodes below the beams of `wanted` rows; the root has no tokens and level 0, in all rows."""
-        ...
 
 
 @jax.tree_util.register_dataclass

@@ -5,8 +5,7 @@
 Source: STATIC, algorithm 2 (the vectorized node transition kernel), on a trie whose children are contiguous. What may
 be dead is not in the trie: one bit per node says what is alive, and a few nodes per row are hidden.
 
-A program is compiled for shapes, so nothing that changes with a catalogue's content is a shape: every catalogue has
-bits, if need be all set, and arrays have room for some additions.
+No shape depends on what changes with a catalogue: every catalogue has bits, if need be all set.
 
 Axes: B batch, K beams, C children: the largest branching of the level, a static shape; E hidden nodes; U rules.
 """
@@ -27,13 +26,42 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.core.widths import bucket
 
-from .arrays import Device, HostOrDevice, windows
-from .buckets import padded
-from .children import Children
+from .arrays import Device, HostOrDevice, along, padded, windows
 from .device_trie import DeviceTrie, bits_on_device, on_device, padded_branching
 
 HIDDEN_NODES = 16  # of a row: so many, or 4, 16, ... times as many
 LARGEST_NODE = 2**31 - 2**16  # the rest is for padding
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Children:
+    """The children of every state of a level, padded to C.
+
+    States are not stored: `take` computes those of the few children that are kept. Nor is legality stored beside
+    tokens: a program with fewer arrays compiles faster.
+    """
+
+    # the token that leads to each child; -1 where there is no such child, or it is not alive
+    tokens: Int[Array, "batch beams children"]
+    first: Int[Array, "batch beams"]  # the state of each beam's first child
+
+    @property
+    def legal(self) -> Bool[Array, "batch beams children"]:
+        """Whether there is such a child, and it is alive."""
+        return self.tokens >= 0
+
+    def take(
+        self, places: Int[Array, "batch chosen"]
+    ) -> tuple[Int[Array, "batch chosen"], Int[Array, "batch chosen"]]:
+        """Tokens and states at places among all children of a row; meaningless states where there is no such child."""
+        tokens = along(self.tokens.reshape(len(self.tokens), -1), places)
+        beams = places // self.tokens.shape[-1]
+        return tokens, along(self.first, beams) + places - beams * self.tokens.shape[-1]
+
+    def scores(self, log_probs: Float[Array, "batch beams vocab"]) -> Float[Array, "batch beams children"]:
+        """The scores at the tokens of every beam; the score at token 0, where there is none."""
+        return along(log_probs, jnp.maximum(self.tokens, 0), axis=-1)
 
 
 @jax.tree_util.register_dataclass

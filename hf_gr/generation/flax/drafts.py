@@ -80,6 +80,7 @@ class AssistantDraft(TrieDraft):
 
     searches = "assistant"
     first_level = 0  # where a search begins
+    tail: Any = ()  # tokens that the model reads behind the prompt for the draft
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""
@@ -103,11 +104,6 @@ class AssistantDraft(TrieDraft):
             tail=self.tail,
         )
         return replace(plan, drafter=drafter)
-
-    @property
-    def tail(self) -> tuple[int, ...]:
-        """What the model reads behind the prompt for the draft."""
-        return ()
 
     def draft_scorer(self, plan: DecodePlan) -> Any:
         """The scorer that searches."""

@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from hf_gr.core.widths import bucket
 from hf_gr.flax import scorers
-from hf_gr.flax.buckets import padded
+from hf_gr.flax.arrays import padded
 from hf_gr.generation.call import Prompt, read_mask, read_tokens
 from hf_gr.generation.models import start_token
 
