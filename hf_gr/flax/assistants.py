@@ -31,15 +31,6 @@ from .tree import Nodes
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Memory:
-    """What a draft model knows of the prompts."""
-
-    logits: Float[Array, "batch vocab"]  # after the prompts
-    cache: ScorerCache  # of the prompts alone
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
 class _Search:
     """The state of a search."""
 
@@ -85,11 +76,9 @@ class ModelDrafter:
             return size
         return max(size, self._steps(at_root=at_root) * self._width(at_root=at_root) + max(self.rest, default=0))
 
-    def start(self, params: Params, prompt: Prompt, hidden: Float[Array, "batch positions hidden"] | None) -> Memory:
-        """Read the prompts."""
-        if hidden is None:
-            return Memory(*self.scorer.prefill(params, prompt))
-        return Memory(*self.scorer.begin(params, hidden))
+    def start(self, params: Params, prompt: Prompt, hidden: Float[Array, "batch positions hidden"] | None) -> Any:
+        """Read the prompts: the logits after them, and the cache of them alone."""
+        return self.scorer.prefill(params, prompt) if hidden is None else self.scorer.begin(params, hidden)
 
     def draft(
         self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], context: Context
@@ -103,7 +92,9 @@ class ModelDrafter:
         if not self._steps(at_root=at_root):
             return draft
         if context.plan.is_relaxed:
-            draft = replace(draft, log_probs=self._no_log_probs(len(levels), context))
+            nothing, catalogue = jnp.zeros((len(levels), self.num_beams), dtype=jnp.int32), context.catalogue
+            shapes = [children(nothing, catalogue, level=n).tokens.shape for n in range(self.num_levels - 1)]
+            draft = replace(draft, log_probs=tuple(jnp.full(shape, DEAD) for shape in shapes))
         is_on = wanted & ~draft.is_whole & (levels >= self.first_level) & (levels < self.num_levels - 1)
         return lax.cond(
             is_on.any(),
@@ -112,11 +103,6 @@ class ModelDrafter:
             ),
             lambda: draft,
         )
-
-    @property
-    def _counted(self) -> int:
-        """Forwards of a model that a call of the scorer is: a head is none."""
-        return int(not self.tail)
 
     def _steps(self, *, at_root: bool) -> int:
         """The most levels that a search can have."""
@@ -127,11 +113,6 @@ class ModelDrafter:
     def _width(self, *, at_root: bool) -> int:
         """Nodes of a level of a search, padding included."""
         return max(self.num_beams, *self.whole) if at_root and self.whole else self.num_beams
-
-    def _no_log_probs(self, batch_size: int, context: Context) -> tuple[Array, ...]:
-        nothing = jnp.zeros((batch_size, self.num_beams), dtype=jnp.int32)
-        shapes = [children(nothing, context.catalogue, level=n).tokens.shape for n in range(self.num_levels - 1)]
-        return tuple(jnp.full(shape, DEAD) for shape in shapes)
 
     def _search(
         self,
@@ -147,11 +128,11 @@ class ModelDrafter:
         num_steps, width = self._steps(at_root=at_root), self._width(at_root=at_root)
         start = num_steps * width
         if at_root:  # all beams are the prompt's end
-            known, shape = context.memory, beams.states.shape
-            logits = jnp.broadcast_to(known.logits[:, None], (*shape, known.logits.shape[-1]))
-            cache, num_forwards = known.cache.with_room((num_steps - 1) * width), 0
+            logits, cache = context.memory
+            logits = jnp.broadcast_to(logits[:, None], (*beams.states.shape, logits.shape[-1]))
+            cache, num_forwards = cache.with_room((num_steps - 1) * width), 0
         else:
-            (logits, cache), num_forwards = self._read(beams, levels, context), self._counted
+            (logits, cache), num_forwards = self._read(beams, levels, context), int(not self.tail)
         missing, own = width - beams.states.shape[1], jnp.arange(width, dtype=jnp.int32)
         nodes = widened(beams, width)
         search = _Search(
@@ -185,7 +166,7 @@ class ModelDrafter:
     ) -> tuple[Float[Array, "batch beams vocab"], ScorerCache]:
         """Read all tokens of the target's beams, which the draft model does not know: a copy for each beam."""
         (batch_size, num_live), num_read = beams.states.shape, self.num_levels - 2
-        cache = context.memory.cache.with_room(num_read * self.num_beams)
+        cache = context.memory[1].with_room(num_read * self.num_beams)
         tokens = jnp.moveaxis(beams.sequences[..., :num_read], -1, 1).reshape(batch_size, -1)
         depth, beam = jnp.divmod(jnp.arange(num_read * num_live, dtype=jnp.int32), num_live)
         depths = jnp.broadcast_to(1 + depth, tokens.shape)
@@ -277,5 +258,6 @@ class ModelDrafter:
         is_new = depth == depths[:, None] - 1
         of_nodes = jnp.broadcast_to(depths[:, None], search.behind.shape)
         cache = search.cache.keep(made, of_nodes, jnp.broadcast_to(place, is_new.shape), is_new)
-        draft = replace(search.draft, num_forwards=search.draft.num_forwards + self._counted)
+        # A head is no forward of a model.
+        draft = replace(search.draft, num_forwards=search.draft.num_forwards + int(not self.tail))
         return replace(search, logits=logits, cache=cache, draft=draft)

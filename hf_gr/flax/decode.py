@@ -131,7 +131,8 @@ class _Search:
         if drafter is not None and not drafter.tail:
             memory = drafter.start(self.draft_params, prompt, None)
         if drafter is not None and drafter.size(at_root=True):
-            draft = drafter.draft(beams, levels, jnp.ones(batch_size, dtype=bool), self._context(memory))
+            context = Context(self.catalogue, plan, self.noise, self.draft_params, memory)
+            draft = drafter.draft(beams, levels, jnp.ones(batch_size, dtype=bool), context)
             nodes = draft.nodes
         logits, hidden, cache, made = self._read(prompt, nodes, () if drafter is None else drafter.tail)
         if drafter is not None and drafter.tail:
@@ -139,6 +140,7 @@ class _Search:
         root = jnp.zeros((batch_size, 1), dtype=jnp.int32)
         states, depths = _behind(root, nodes.states), _behind(root, nodes.depths)
         scored = Scored.of(logits, states, depths=depths, made=made, levels=levels, draft=draft)
+        no_steps = (jnp.zeros((batch_size, plan.width, logits.shape[-1]), dtype=jnp.float32),) * self.num_levels
         state = _State(
             beams=to_room(beams, self.num_levels),
             levels=levels,
@@ -148,8 +150,8 @@ class _Search:
             speculation=Speculation.none(batch_size).drafting(draft, self.catalogue.dead_state),
             cache=cache.with_room(max(self.num_levels - 2, 0) * plan.width),
             memory=memory,
-            step_scores=self._no_steps(logits) if plan.output_scores else None,
-            step_logits=self._no_steps(logits) if plan.output_logits else None,
+            step_scores=no_steps if plan.output_scores else None,
+            step_logits=no_steps if plan.output_logits else None,
         )
         return self._decide_all(state, scored, range(1 if draft is None or drafter is None else 1 + drafter.num_first))
 
@@ -181,9 +183,6 @@ class _Search:
         of_tail = _behind(hidden[:, :1], hidden[:, 1 + num_nodes :]) if tail else None
         return logits, of_tail, cache, made if num_nodes else None
 
-    def _context(self, memory: Any) -> Context:
-        return Context(self.catalogue, self.plan, self.noise, self.draft_params, memory)
-
     def any_open(self, state: _State) -> Bool[Array, ""]:
         """Whether some row needs a forward."""
         return _in_any_row(self._open_rows(state), self.plan)
@@ -193,12 +192,13 @@ class _Search:
         drafter = self.plan.drafter
         if drafter is None or not drafter.size(at_root=False):
             return self._score_and_decide(state, None)
-        draft = drafter.draft(state.beams, state.levels, self._open_rows(state), self._context(state.memory))
+        context = Context(self.catalogue, self.plan, self.noise, self.draft_params, state.memory)
+        draft = drafter.draft(state.beams, state.levels, self._open_rows(state), context)
         speculation = state.speculation.drafting(draft, self.catalogue.dead_state)
         return self._score_and_decide(replace(state, speculation=speculation), draft)
 
     def _score_and_decide(self, state: _State, draft: Draft | None) -> _State:
-        """One forward over the live beams, and over what is drafted below them, and all decisions that it allows."""
+        """The same, with what is drafted."""
         beams, levels, drafted = state.beams, state.levels, None if draft is None else draft.nodes
         forward = partial(score_nodes, self.scorer, self.params, state.cache, beams, levels)
         states, depths = beams.states, jnp.broadcast_to(levels[:, None], beams.states.shape)
@@ -311,10 +311,6 @@ class _Search:
             behind = (state.levels < _most(state.levels, self.plan)) & (state.levels < self.num_levels)
             is_open = jnp.where(any_open, state.levels < self.num_levels, behind)
         return is_open
-
-    def _no_steps(self, logits: Float[Array, "batch nodes vocab"]) -> tuple[Array, ...]:
-        shape = (len(logits), self.plan.width, logits.shape[-1])
-        return (jnp.zeros(shape, dtype=jnp.float32),) * self.num_levels
 
 
 def _behind(first: Array, second: Array) -> Array:

@@ -9,7 +9,6 @@ whether a sequence can end there are static. Nothing is searched: a program with
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -94,20 +93,11 @@ def _pairs(values: Integer[Array, " _"], places: Int[Array, "*shape"]) -> tuple[
 _MOVED: WeakKeyDictionary[Any, dict[Device, Any]] = WeakKeyDictionary()
 
 
-def on_device(trie: Trie, device: Device) -> DeviceTrie:
-    """What was compiled on a device; moved there once, for as long as it lives."""
-    return _moved(trie, device, _move_trie)
-
-
-def bits_on_device(alive: Liveness, device: Device) -> tuple[Int[Array, " _"], ...]:
-    """The bits of a rule on a device, by level from 1, in 32-bit numbers; moved there once, as long as it lives."""
-    return _moved(alive, device, _move_bits)
-
-
-def _moved(what: Any, device: Device, move: Callable[[Any, Device], Any]) -> Any:
+def on_device(what: Trie | Liveness, device: Device) -> Any:
+    """A trie, or the bits of a rule by level from 1, on a device; moved there once, for as long as it lives."""
     on_devices = _MOVED.setdefault(what, {})
     if device not in on_devices:
-        on_devices[device] = move(what, device)
+        on_devices[device] = _move_trie(what, device) if isinstance(what, Trie) else _move_bits(what, device)
     return on_devices[device]
 
 

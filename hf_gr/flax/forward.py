@@ -39,7 +39,6 @@ from .layers import (
     rms_norm,
     rotate,
     rotation,
-    seen_by_nodes,
     soft_cap,
     to_heads,
     to_logits,
@@ -135,7 +134,8 @@ class ModelScorer:
             nodes, depths, visible = below
             tokens = jnp.concatenate([tokens, nodes], axis=1)
             positions = jnp.concatenate([positions, next_position[:, None] + depths - 1], axis=1)
-            of_nodes = seen_by_nodes(mask, visible)
+            of_prompt = jnp.broadcast_to(mask[:, None], (*visible.shape[:2], mask.shape[-1]))
+            of_nodes = jnp.concatenate([of_prompt, visible], axis=-1)  # what they see
             seen = jnp.concatenate([jnp.pad(seen, ((0, 0), (0, 0), (0, visible.shape[-1]))), of_nodes], axis=1)
             ends, places = (
                 jnp.concatenate([jnp.broadcast_to(some, (len(depths), some.shape[-1])), len(places) + depths - 1], 1)
@@ -182,7 +182,7 @@ class ModelScorer:
         own, cross = (*zip(*made, strict=True),) if isinstance(layers, tuple) else made
         of_encoder: Any = None if encoded is None else cross
         cache = Cache(own, mask, next_position, cross=of_encoder, cross_mask=cross_mask)
-        return self._normed_at_end(hidden, params, stack), cache
+        return self._norm(hidden, params, stack.norm), cache
 
     def score(
         self,
@@ -222,7 +222,7 @@ class ModelScorer:
         given = self._with_windows(cache.by_layer(), layers)
         hidden, made = over_layers(step, self._embed(params, stack, tokens, positions), layers, given)
         hidden = hidden if wanted is None else along(hidden, wanted[..., None])
-        return self.logits(params, self._normed_at_end(hidden, params, stack)), made
+        return self.logits(params, self._norm(hidden, params, stack.norm)), made
 
     def _encode(self, params: Params, prompt: Prompt, stack: StackNames) -> Float[Array, "batch tokens hidden"]:
         mask, places = jnp.asarray(prompt.mask)[:, None], jnp.arange(prompt.input_ids.shape[-1])
@@ -236,7 +236,7 @@ class ModelScorer:
 
         hidden = self._embed(params, stack, jnp.asarray(prompt.input_ids), places)
         hidden, _ = over_layers(step, hidden, params[stack.layers])
-        return self._normed_at_end(hidden, params, stack)
+        return self._norm(hidden, params, stack.norm)
 
     def _embed(
         self, params: Params, stack: StackNames, tokens: Int[Array, "batch tokens"], positions: Int[Array, "*_ tokens"]
@@ -247,7 +247,7 @@ class ModelScorer:
             hidden = hidden * jnp.asarray(spec.embedding_scale, dtype=hidden.dtype)
         if stack.positions is not None:
             hidden = hidden + params[f"{stack.positions}.weight"][positions + spec.position_offset]
-        return hidden if stack.embedding_norm is None else self._norm(hidden, params, stack.embedding_norm)
+        return self._norm(hidden, params, stack.embedding_norm)
 
     def _bias(
         self, params: Params, stack: StackNames, queries: Int[Array, "*_ queries"], keys: Int[Array, "*__ keys"]
@@ -279,19 +279,17 @@ class ModelScorer:
             return tuple(zip([None] * len(layers) if given is None else given, windows, strict=True))
         return given, jnp.array([size if slide else EVERYTHING for slide in slides]) if slides else None
 
-    def _norm(self, x: Array, params: Params, name: str) -> Array:
+    def _norm(self, x: Array, params: Params, name: str | None) -> Array:
+        """The same without a name."""
+        if name is None:
+            return x
         kind, eps, weight = self.spec.norm, self.spec.norm_eps, params[f"{name}.weight"]
         if kind == "layer":
             return layer_norm(x, weight, params[f"{name}.bias"], eps=eps)
         return rms_norm(x, weight, eps=eps, plus=float(kind == "rms_plus_one"), rounds_last=kind != "rms")
 
     def _normed(self, x: Array, layer: Layer, stack: StackNames, part: str) -> Array:
-        """The same where there is no such norm."""
-        name = stack.parts.get(part)
-        return x if name is None else self._norm(x, layer, name)
-
-    def _normed_at_end(self, hidden: Array, params: Params, stack: StackNames) -> Array:
-        return hidden if stack.norm is None else self._norm(hidden, params, stack.norm)
+        return self._norm(x, layer, stack.parts.get(part))
 
     def _queries(
         self, states: Array, layer: Layer, stack: StackNames, *, of: str = "self", turn: Rotation = None
@@ -374,7 +372,10 @@ def _mixture(
     token that does not use it. (XLA's program for CPUs computes all of them.)
     """
     tokens = x.reshape(-1, x.shape[-1])
-    chosen, weights = _route(tokens, layer, spec)
+    shares = jax.nn.softmax(linear(tokens, layer, "mlp.gate").astype(jnp.float32), axis=-1)
+    weights, chosen = lax.top_k(shares, spec.per_token)
+    if spec.is_normalised:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     order = jnp.argsort(chosen.reshape(-1))
     sizes = jnp.bincount(chosen.reshape(-1), length=spec.count)
 
@@ -384,15 +385,4 @@ def _mixture(
     rows = tokens[order // spec.per_token]
     inner = ACTIVATIONS[activation](times(rows, "gate_proj")) * times(rows, "up_proj")
     out = times(inner, "down_proj")[jnp.argsort(order)].reshape(*chosen.shape, -1)
-    return jnp.sum(out * weights[..., None], axis=1).reshape(x.shape)
-
-
-def _route(
-    tokens: Float[Array, "tokens hidden"], layer: Layer, spec: Experts
-) -> tuple[Int[Array, "tokens chosen"], Float[Array, "tokens chosen"]]:
-    """The experts that each token uses, and their weights."""
-    shares = jax.nn.softmax(linear(tokens, layer, "mlp.gate").astype(jnp.float32), axis=-1)
-    weights, chosen = lax.top_k(shares, spec.per_token)
-    if spec.is_normalised:
-        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    return chosen, weights.astype(tokens.dtype)
+    return jnp.sum(out * weights[..., None].astype(x.dtype), axis=1).reshape(x.shape)

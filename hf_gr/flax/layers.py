@@ -165,7 +165,7 @@ def causal_attention(
     mask: Bool[Array, "batch prompt"],  # real tokens of the prompt
     scale: float,  # of scores, before their bias
     bias: Float[Array, "*rows heads groups tokens tokens"] | None = None,  # added to scores; None for nothing
-    of_nodes: Bool[Array, "batch nodes tokens"] | None = None,  # what the nodes see: see `seen_by_nodes`
+    of_nodes: Bool[Array, "batch nodes tokens"] | None = None,  # what the nodes see
     # how many tokens one sees, itself included; None for all. It is not applied to nodes.
     window: int | Int[Array, ""] | None = None,
     cap: float | None = None,  # see `attention`
@@ -193,14 +193,6 @@ def causal_attention(
         block = Block(keys, values, of_nodes, None if bias is None else bias[..., length:, :])
         parts.append(attention(queries[..., length:, :], [block], scale=scale, cap=cap))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
-
-
-def seen_by_nodes(
-    mask: Bool[Array, "batch prompt"], visible: Bool[Array, "batch nodes nodes"]
-) -> Bool[Array, "batch nodes prompt_and_nodes"]:
-    """What nodes after a prompt see: its real tokens, and whom they see of each other."""
-    of_prompt = jnp.broadcast_to(mask[:, None], (*visible.shape[:2], mask.shape[-1]))
-    return jnp.concatenate([of_prompt, visible], axis=-1)
 
 
 def over_layers(

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Integer
+from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.core.widths import bucket
 
 from .arrays import Device, HostOrDevice, along, padded, windows
-from .device_trie import DeviceTrie, bits_on_device, on_device, padded_branching
+from .device_trie import DeviceTrie, on_device, padded_branching
 
 HIDDEN_NODES = 16  # of a row: so many, or 4, 16, ... times as many
 LARGEST_NODE = 2**31 - 2**16  # the rest is for padding
@@ -123,7 +123,7 @@ def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int 
         )
     lives = [snapshot.alive or snapshot.items.all_alive for snapshot in rules.snapshots]
     lives += lives[:1] * (bucket(len(lives)) - len(lives))  # as many rules as a bucket has
-    alive = tuple(zip(*(bits_on_device(of_rule, device) for of_rule in lives), strict=True))
+    alive = tuple(zip(*(on_device(of_rule, device) for of_rule in lives), strict=True))
     rule_of_row = np.zeros(num_rows, np.int64) if rules.rule_of_row is None else rules.rule_of_row[order]
     return DeviceCatalogue(
         on_device(trie, device), alive, np.asarray(rule_of_row, np.int32), _hidden_nodes(rules, order)
@@ -142,7 +142,8 @@ def children(states: Int[Array, "batch beams"], catalogue: DeviceCatalogue, *, l
     alive = _are_alive(local, catalogue.alive[level], catalogue.rule_of_row, size=size)
     hidden = None if catalogue.hidden is None else catalogue.hidden[level]
     tokens = windows(trie.tokens, first, size=size).astype(jnp.int32) + trie.token_bases[level]
-    return Children(_tokens(tokens, alive & _seen(first, count, hidden, size=size)), first)
+    flags = (alive & _seen(first, count, hidden, size=size))[..., None] >> jnp.arange(32, dtype=jnp.int32) & 1
+    return Children(jnp.where(flags.reshape(*first.shape, -1)[..., :size] > 0, tokens, -1), first)
 
 
 def over_vocabulary(
@@ -167,14 +168,6 @@ def advance(
     return jnp.where(below.legal.any(-1), moved, states)
 
 
-def _tokens(
-    tokens: Int[Array, "batch beams children"], flags: Int[Array, "batch beams words"]
-) -> Int[Array, "batch beams children"]:
-    """The tokens of flagged children, -1 for the others."""
-    bits = flags[..., None] >> jnp.arange(32, dtype=jnp.int32) & 1
-    return jnp.where(bits.reshape(*flags.shape[:-1], -1)[..., : tokens.shape[-1]] > 0, tokens, -1)
-
-
 def _seen(
     first: Int[Array, "batch beams"],
     count: Int[Array, "batch beams"],
@@ -191,8 +184,12 @@ def _seen(
 def _are_alive(
     first: Int[Array, "batch beams"], bits: Sequence[Array], rule_of_row: Int[HostOrDevice, " batch"], *, size: int
 ) -> Int[Array, "batch beams words"]:
-    """The flags of `size` nodes from each first one on, which are numbered within their level."""
-    found = _windows_by_rule(bits, first >> 5, rule_of_row, size=-(-size // 32) + 1)
+    """The flags of `size` nodes of a level from each first one on, by the bits of each row's rule."""
+    starts, words = first >> 5, -(-size // 32) + 1
+    if len(bits) > 1:
+        length = len(bits[0])
+        starts = jnp.clip(starts, 0, length - words) + rule_of_row[:, None] * length
+    found = windows(bits[0] if len(bits) == 1 else jnp.concatenate(bits), starts, size=words)
     behind = (first & 31)[..., None]  # bits of the first word before the first node's
     low = lax.shift_right_logical(found[..., :-1], jnp.broadcast_to(behind, found[..., :-1].shape))
     return low | found[..., 1:] << 1 << (31 - behind)
@@ -204,21 +201,6 @@ def _words_at(places: Int[Array, "batch beams some"], *, size: int) -> Int[Array
     places = places[..., None, :]
     flags = jnp.where(places >> 5 == words, 1 << (places & 31), 0)
     return lax.reduce(flags, jnp.int32(0), lax.bitwise_or, (flags.ndim - 1,))
-
-
-def _windows_by_rule(
-    by_rule: Sequence[Array],
-    starts: Int[Array, "batch beams"],
-    rule_of_row: Int[HostOrDevice, " batch"],
-    *,
-    size: int,
-) -> Integer[Array, "batch beams size"]:
-    """`windows` of the array of each row's rule."""
-    if len(by_rule) == 1:
-        return windows(by_rule[0], starts, size=size)
-    length = len(by_rule[0])
-    starts = jnp.clip(starts, 0, length - size) + rule_of_row[:, None] * length
-    return windows(jnp.concatenate(by_rule), starts, size=size)
 
 
 def _hidden_nodes(rules: BatchRules, order: npt.NDArray[Any]) -> tuple[Any, ...] | None:

@@ -5,10 +5,6 @@
 The path of a call: `Call.read` (arguments, checks), `hf_gr.flax.decode.decode_program`, one compiled program, and
 `Call.answer`, back on the host once.
 
-A program serves all prompts of one bucket: prompts are padded to 32, 48, 64, 96, 128, ... tokens, and batches to
-powers of two (on several devices: the rows of each) by copies of their first row. The catalogue's arrays are padded,
-too (`hf_gr.flax.transition`).
-
 Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
 """
 
@@ -96,13 +92,11 @@ class FlaxGenerationMixin:
 
         The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, length
         penalties and temperatures, and even after small changes of the catalogue. A program is specific to: the
-        model's shape; the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`,
-        `early_stopping`, `top_k`, `renormalize_logits`, `drafting` and its numbers, the draft model, the outputs;
-        which warpers and processors are used, and the functions among them; the length of `decoder_input_ids`; the
-        number of different catalogues in a batch, up to a power of two; and the most prefixes that exclusions hide
-        from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128, ... tokens, those of
-        batches powers of two (for each device along "data"). A new program is also compiled once the catalogue was
-        compacted, or has grown beyond the room of its arrays, which is at most an eighth of what they hold.
+        model's shape; the buckets of prompt (32, 48, 64, 96, 128, ... tokens) and batch (powers of two, for each
+        device along "data"); the options but `length_penalty` and the numbers of warpers; the draft model; functions;
+        the length of `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two; and
+        the most prefixes that exclusions hide from one row: none, up to 16, up to 64, ... A catalogue that has grown
+        beyond the room of its arrays, at most an eighth of what they hold, needs another program, too.
 
         To compile before the first request, call `generate` once for every bucket; with
         `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled, as
