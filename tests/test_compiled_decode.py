@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The whole loop traces into one graph, feature by feature: the host decides nothing by a value.
+"""The whole loop traces into one graph: the host decides nothing by a value.
 
 `torch.compile(fullgraph=True)` is the judge, which knows no list of operations; it lets pass sizes that depend on
 values, which `test_pretend_cuda` does not. Programs are compared with the eager loop. Nothing decodes that way: see
@@ -17,21 +17,18 @@ import pytest
 import torch
 import torch._dynamo
 from families import EOS
-from table_scorers import CPU, make_plan
+from table_scorers import catalogue_of, make_plan
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch import decode as decoding
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.noise import Noise
-from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 from hf_gr.torch.tree import Nodes
 
 VOCABULARY = 24
 BREAKS = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)
 SCORE_TOL = 1e-5  # fp32, at most 5 additions: a compiler may add in another order
 ROWS = np.random.default_rng(0).integers(3, VOCABULARY, size=(200, 4))
-IDS = [f"item {number}" for number in range(len(ROWS))]
 
 
 class Mixed:
@@ -55,40 +52,9 @@ class Mixed:
         return torch.sin(self.states[..., None] * self.weights) * 3
 
 
-def catalogue_of(kind: str) -> DeviceCatalogue:
-    index, excluded = ConstraintIndex.from_sequences(ROWS, item_ids=IDS), None
-    views = [index]
-    if kind == "ragged":
-        rows = {(*row[: 1 + number % 4].tolist(), EOS) for number, row in enumerate(ROWS)}
-        views = [ConstraintIndex.from_sequences(sorted(rows), eos_token_id=EOS)]
-    elif kind == "rules":
-        index.remove(IDS[3:9])
-        views = [index.where(np.arange(index.num_items) % step == 0) for step in (2, 3)]
-        excluded = [IDS[:12], IDS[40:41]]
-    return device_catalogue(combine_rules([view.snapshot for view in views], excluded), CPU)
-
-
-BEAMS: dict[str, Any] = {"num_beams": 5}
-SAMPLES = {"do_sample": True, "noise": Noise(torch.tensor([5, 6]))}
-WITHOUT_EXIT = BEAMS | {"exit_early": False}
-FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "rules and beam samples": ("rules", BEAMS | SAMPLES),
-    "ragged": ("ragged", WITHOUT_EXIT),
-    "greedy": ("fixed", {"num_beams": 1}),
-    "samples": ("fixed", {"num_beams": 1, "num_return_sequences": 3, **SAMPLES}),
-    "rules": ("rules", BEAMS),
-    "ragged, greedy": ("ragged", {"num_beams": 1, "exit_early": False}),
-    "ragged, a penalty": ("ragged", WITHOUT_EXIT | {"length_penalty": 0.5, "early_stopping": True}),
-    "scores of steps": ("fixed", BEAMS | {"output_scores": True, "output_logits": True}),
-    "processors": ("fixed", BEAMS | {"processors": (lambda ids, scores: scores / 2, lambda ids, scores: scores)}),
-}
-FAST = ("rules and beam samples", "ragged")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    """No program of another test."""
-    torch._dynamo.reset()
+BEAMS: dict[str, Any] = {"exit_early": False}
+SAMPLES = {"do_sample": True, "noise": Noise(torch.tensor([5, 6])), "output_scores": True}
+STOPS = {"length_penalty": 0.5, "early_stopping": True}
 
 
 def tensors_of(decoded: Decoded) -> list[torch.Tensor]:
@@ -96,10 +62,14 @@ def tensors_of(decoded: Decoded) -> list[torch.Tensor]:
     return [decoded.sequences, decoded.beam_indices, decoded.scores, *steps]
 
 
-def check(kind: str, options: dict[str, Any]) -> None:
-    catalogue, num_beams = catalogue_of(kind), options["num_beams"]
-    plan = make_plan(2, **{"num_kept": 2 * num_beams, "num_return_sequences": num_beams} | options)
-    weights = torch.linspace(0.1, 9.7, VOCABULARY)
+def check(ragged: bool, options: dict[str, Any]) -> None:
+    torch._dynamo.reset()  # no program of another test
+    rows = sorted({(*row[: 1 + number % 4].tolist(), EOS) for number, row in enumerate(ROWS)}) if ragged else ROWS
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
+    index.remove(range(3, 9))
+    views = [index.where(np.arange(index.num_items) % step == 0) for step in (2, 3)]
+    catalogue = catalogue_of(*views, excluded=[range(12), [40]])
+    plan, weights = make_plan(2, 5, num_kept=10, **(BEAMS | options)), torch.linspace(0.1, 9.7, VOCABULARY)
 
     def run(weights: torch.Tensor) -> list[torch.Tensor]:
         return tensors_of(decode(Mixed(weights, 2), catalogue, plan))
@@ -110,10 +80,12 @@ def check(kind: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "feature", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FEATURES]
+    ("ragged", "options"),
+    [(False, SAMPLES), pytest.param(True, STOPS, marks=pytest.mark.slow)],
+    ids=["fixed", "ragged"],
 )
-def test_the_loop_is_one_graph(feature: str) -> None:
-    check(*FEATURES[feature])
+def test_the_loop_is_one_graph(ragged: bool, options: dict[str, Any]) -> None:
+    check(ragged, options)
 
 
 def read_a_value(scores: torch.Tensor) -> torch.Tensor:
@@ -122,8 +94,8 @@ def read_a_value(scores: torch.Tensor) -> torch.Tensor:
 
 def test_a_planted_decision_and_leaving_early_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BREAKS):
-        check("ragged", BEAMS)
+        check(True, {"exit_early": True})
     scores = decoding.child_scores
     monkeypatch.setattr(decoding, "child_scores", lambda *args, **kwargs: read_a_value(scores(*args, **kwargs)))
     with pytest.raises(BREAKS):
-        check("fixed", BEAMS)
+        check(False, {})

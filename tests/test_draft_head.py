@@ -17,7 +17,6 @@ from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch import drafts
 from hf_gr.torch import draft_head
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
 
@@ -330,27 +329,6 @@ def test_a_good_head_saves_forwards() -> None:
     assert_same(drafted, plain)
     assert (plain.speculation.target_forwards, drafted.speculation.target_forwards) == (3, 1)
     assert int(drafted.speculation.accepted_steps) == 2
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
-def test_level_one_is_drafted_in_the_forward_of_prompt_and_placeholders(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, inputs = with_head(family, 5), prompts(2, LONG_PROMPT + 5, padded=True)
-    hidden: list[torch.Tensor] = []
-    catch = drafts.HeadDraft._catch
-    monkeypatch.setattr(drafts.HeadDraft, "_catch", lambda self, states: hidden.append(states) or catch(self, states))
-    how = {"verification": "strict", "draft_token_budget": 40}
-    together = ask(model, inputs, "fixed", 4, **how)
-    monkeypatch.setattr(drafts, "may_take_nodes", lambda *args: False)
-    apart = ask(model, inputs, "fixed", 4, **how)
-    assert_same(together, apart)
-    steps = [out.speculation.drafted_steps.tolist() for out in (together, apart)]
-    assert all(more > fewer for more, fewer in zip(*steps, strict=True)) or together.speculation.target_forwards == 1
-    for states in hidden:
-        for row in range(2):
-            expected = hidden_states(model, inputs, row)
-            np.testing.assert_allclose(states[row].double().numpy(), expected, atol=1e-4)
 
 
 def test_relaxed_verification_takes_a_head() -> None:

@@ -19,8 +19,6 @@ from families import DECODERS, ENCODER_DECODERS, EOS, PAD, build, prompts, share
 from transformers import DynamicCache, SynthIDTextWatermarkingConfig
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.core import auto
-from hf_gr.core.auto import Costs
 from hf_gr.generation import messages
 from hf_gr.generation.torch.caches import of_decoder
 from hf_gr.torch import scorers
@@ -65,8 +63,8 @@ def inverted(model: Any) -> Any:
 
 
 @cache
-def model_of(family: str, attention: str | None = None) -> Any:
-    return enable(build(family, **({} if attention is None else {"attn_implementation": attention})))
+def model_of(family: str) -> Any:
+    return enable(build(family))
 
 
 @cache
@@ -81,7 +79,7 @@ def draft_of(kind: str, target: Any) -> Any:
         return inverted(target)
     if target.config.is_encoder_decoder:
         return build("t5", seed=5)
-    return small_llama() if kind == "small" else shared(kind)
+    return small_llama()
 
 
 # Catalogues
@@ -114,67 +112,7 @@ def updated_index(kind: str) -> ConstraintIndex:
     return index
 
 
-def rules_of(rng: random.Random, num_rows: int) -> dict[str, Any]:
-    """A catalogue for a batch: fixed, ragged, filtered for all or for each, updated, with exclusions."""
-    kind = rng.choice(("ragged", "dense", "fixed", "sparse"))
-    index = updated_index(kind) if rng.random() < 0.3 else index_of(kind)
-    ids = index.item_ids.tolist()
-    rules: dict[str, Any] = {"constraint_index": index}
-    if rng.random() < 0.3:
-        views = [index.where(rng.sample(ids, rng.choice((2, 15, len(ids) // 2)))) for _ in range(num_rows)]
-        rules["constraint_index"] = views if rng.random() < 0.7 else views[0]
-    if rng.random() < 0.3:
-        rules["exclude_items"] = [rng.sample(ids, rng.randint(0, len(ids) // 3)) for _ in range(num_rows)]
-    return rules
-
-
-# Every draft, every setting
-
-TARGETS = ("qwen3", "gemma2", "mistral", "llama", "gpt2", "deepseek_v3", "opt", "phi3", "qwen3_moe", "t5")
-
-
-def check_random(seed: int) -> int:
-    """One call with a draft against the same without; the number of prompts."""
-    rng = random.Random(seed)
-    family = rng.choice(TARGETS)
-    target = model_of(family, rng.choice((None, None, "eager")))
-    num_rows, num_beams = rng.choice((1, 2, 3, 4, 8)), rng.choice((1, 2, 3, 6, 10, 20))
-    length = rng.choice((1, 4, LONG_PROMPT)) + (9 if num_rows <= 4 else 20)  # padding takes some of every row
-    inputs = prompts(num_rows, length, padded=rng.random() < 0.5, seed=seed)
-    settings: dict[str, Any] = {**rules_of(rng, num_rows), "num_beams": num_beams, "pad_token_id": PAD, **DETAILS}
-    settings["num_return_sequences"] = rng.choice((1, num_beams))
-    if num_beams > 1:
-        settings["length_penalty"] = rng.choice((1.0, 1.0, 0.0, 2.0))
-        settings["early_stopping"] = rng.choice((False, "never", True))
-    if rng.random() < 0.2:
-        settings["repetition_penalty"] = 1.3
-    if rng.random() < 0.4:  # samples follow their seeds, whatever is drafted
-        settings |= {"do_sample": True, "top_k": rng.choice((0, 0, 12)), "temperature": rng.choice((0.7, 1.0, 1.5))}
-        settings["seed"] = rng.choice((seed, [rng.randrange(2**62) for _ in range(num_rows)]))
-        if num_beams == 1:
-            settings["num_return_sequences"] = rng.choice((1, 4))
-    draft: dict[str, Any] = {"draft_token_budget": rng.choice((1, 20, 100, 512, 5000))}
-    kind = rng.choice(("trie", "trie", "auto", "small", "gpt2", "itself", "inverted"))
-    if kind in ("trie", "auto"):
-        draft["drafting"] = kind
-    else:
-        draft |= {"assistant_model": draft_of(kind, target), "num_assistant_tokens": rng.choice((1, 2, 3, 20))}
-        width = max(num_beams, settings["num_return_sequences"])
-        draft["num_draft_beams"] = rng.choice((None, width, 3 * width, 40))
-    plain = target.generate(**inputs, **settings)
-    drafted = target.generate(**inputs, **settings, **draft)
-    assert_same(drafted, plain)
-    assert drafted.speculation.target_forwards <= plain.speculation.target_forwards
-    return num_rows
-
-
-@pytest.mark.parametrize("number", [70, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_drafts_change_nothing_on_random_prompts_and_settings(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As if forwards were dear, so that "auto" drafts without being timed in every shape.
-    monkeypatch.setattr(auto, "costs_of", lambda *args: Costs(forward=1.0, token=1e-3))
-    seeds = itertools.count(number)
-    while number > 0:
-        number -= check_random(next(seeds))
+# Every draft; options, rules and updates are drawn in fuzz/test_generation.py
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODER_DECODERS])

@@ -24,10 +24,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
-    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
-    PrefixConstrainedLogitsProcessor,
     SynthIDTextWatermarkingConfig,
     T5ForConditionalGeneration,
     TextIteratorStreamer,
@@ -396,13 +394,6 @@ def test_an_explicit_none_switches_off_what_the_checkpoint_sets() -> None:
     assert len(set(map(tuple, model.generate(**inputs, **options).tolist()))) == 1
 
 
-def test_a_checkpoint_in_a_subfolder_finds_its_catalogue(tmp_path: Path) -> None:
-    build("qwen3").save_pretrained(tmp_path / "sub")
-    INDEX.save_pretrained(tmp_path / "sub")
-    model = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, subfolder="sub")
-    assert INDEX.items(model.generate(**prompts(1, 5), constraint_index=".", num_beams=2)[:, 5:])[0]
-
-
 def test_forced_tokens_that_a_catalogue_lacks_do_not_matter() -> None:
     model = enable(build("bart", config={"forced_eos_token_id": 2, "forced_bos_token_id": 0}))
     model.generation_config.update(forced_eos_token_id=2, forced_bos_token_id=0)
@@ -435,15 +426,6 @@ def test_transformers_loop_answers_as_ours(ragged: bool, width: dict, options: d
     if width:
         torch.testing.assert_close(theirs.sequences_scores, ours.sequences_scores, atol=SCORE_TOL, rtol=SCORE_TOL)
         assert theirs.beam_indices.tolist() == ours.beam_indices.tolist()
-
-
-@pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 0.5}], ids=["beams", "samples"])
-def test_items_whose_end_is_forbidden_are_no_answers_of_transformers_loop(how: dict) -> None:
-    index = ConstraintIndex.from_sequences([[5], [6]], eos_token_id=2)
-    inputs = prompts(2, 5)
-    options = {"num_beams": 4, "num_return_sequences": 4, "suppress_tokens": [2], "pad_token_id": PAD, **LOOP}
-    out = enabled().generate(**inputs, constraint_index=index, exclude_items=[[0, 1], [0]], **options, **how)
-    assert index.items(generated(out, inputs)) == [[]] * 8
 
 
 PATHS = {"num_beams": 1, "do_sample": True, "num_return_sequences": 5}
@@ -555,22 +537,12 @@ def test_the_processor_path_leaves_a_prefilled_prompt_as_it_is() -> None:
         model.generate(**common, num_beams=3)
 
 
-def test_prefix_functions_and_end_criteria_may_come_as_processors_and_criteria() -> None:
-    common = {**prompts(1, 6), "constraint_index": INDEX, "num_beams": 3, "pad_token_id": PAD}
-    odd = [int(token) for token in np.unique(ROWS) if token % 2]
-    token = int(enabled().generate(**common)[0, 7])
-    processor = PrefixConstrainedLogitsProcessor(lambda *_: odd, 3)
-    for one, other in (
-        ({"prefix_allowed_tokens_fn": lambda *_: odd}, {"logits_processor": [processor]}),
-        ({"stopping_criteria": [EosTokenCriteria(token)]}, {"stopping_criteria": stops_after(token)}),
-    ):
-        assert enabled().generate(**common, **one).tolist() == enabled().generate(**common, **other).tolist()
-
-
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_threads_share_a_model(family: str) -> None:
-    jobs = [prompts(2, 5 + length, seed=length) for length in range(6)]
-    calls = [functools.partial(enabled(family).generate, **job, constraint_index=INDEX, **WIDE) for job in jobs]
+    """Calls with a catalogue, and one without."""
+    jobs = [{**prompts(2, 5 + length, seed=length), "constraint_index": INDEX, **WIDE} for length in range(6)]
+    jobs += [{**prompts(2, 9), "max_new_tokens": 3, "do_sample": False, "pad_token_id": PAD}]
+    calls = [functools.partial(enabled(family).generate, **job) for job in jobs]
     expected = [call().tolist() for call in calls]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -616,6 +588,7 @@ def test_models_come_with_it_and_are_saved_as_ordinary_ones(family: str, tmp_pat
     again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
     assert again.generation_config.constraint_index == "."
     assert again.generate(**inputs).tolist() == expected.tolist()
+    assert GenerationConfig.from_pretrained(tmp_path).num_beams == 4
     if family == "qwen3":
         plain = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert plain.generate(**inputs, max_new_tokens=2).shape[1] == 8
@@ -662,17 +635,14 @@ def test_a_peft_model_is_enabled_inside() -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = peft.get_peft_model(build("qwen3"), lora).eval()
+    model, common = peft.get_peft_model(build("qwen3"), lora).eval(), {"constraint_index": INDEX, **WIDE}
     assert enable(model) is model
     inputs = prompts(2, 6, padded=True)
-    out = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5)
-    assert all(INDEX.items(out[:, 6:]))
+    out = model.generate(**inputs, **common)
+    assert all(INDEX.items(generated(out, inputs)))
     merged = enable(copy.deepcopy(model).merge_and_unload())
-    assert (
-        merged.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5).tolist() == out.tolist()
-    )
-    base = enabled().generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5)
-    assert base.tolist() != out.tolist()
+    assert merged.generate(**inputs, **common).tolist() == out.tolist()
+    assert enabled().generate(**inputs, **common).tolist() != out.tolist()
 
 
 def test_a_model_spread_over_devices_by_accelerate(tmp_path: Path) -> None:
@@ -706,13 +676,6 @@ def test_a_model_spread_over_devices_by_accelerate(tmp_path: Path) -> None:
 def test_what_makes_no_model_or_config_is_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_config_round_trips(tmp_path: Path) -> None:
-    config = GRGenerationConfig(constraint_index="me/catalogue", num_beams=7, num_return_sequences=7)
-    config.save_pretrained(tmp_path)
-    assert GRGenerationConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
-    assert GenerationConfig.from_pretrained(tmp_path).num_beams == 7
 
 
 @pytest.mark.parametrize("how", [{}, LOOP], ids=str)
@@ -770,20 +733,19 @@ def test_what_only_a_model_or_a_place_tells_is_refused(monkeypatch: pytest.Monke
     model.generate(inputs["input_ids"], constraint_index=INDEX, pad_token_id=PAD, eos_token_id=PAD)
 
 
-@pytest.mark.parametrize("length", [5, 7])
-def test_an_encoders_mask_has_an_entry_for_every_token(length: int) -> None:
-    inputs = prompts(2, 6) | {"attention_mask": torch.ones(2, length)}
-    with pytest.raises(ValueError, match=rf"attention_mask is \[2, {length}\], expected \[2, 6\]"):
-        enabled("t5").generate(**inputs, constraint_index=INDEX)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "found"), [(lambda scores: scores[:, :5], r"\[2, 5\]"), (lambda scores: None, "None")]
+    ("family", "wrong", "message"),
+    [
+        ("t5", {"attention_mask": torch.ones(2, 5)}, r"attention_mask is \[2, 5\], expected \[2, 6\]"),
+        ("t5", {"attention_mask": torch.ones(2, 7)}, r"attention_mask is \[2, 7\], expected \[2, 6\]"),
+        ("qwen3", {"logits_processor": [lambda tokens, scores: scores[:, :5]]}, r"processor returned \[2, 5\]"),
+        ("qwen3", {"logits_processor": [lambda tokens, scores: None]}, "logits_processor returned None"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else next(iter(given)),
 )
-def test_a_processor_that_returns_no_scores_is_named(wrong: Any, found: str) -> None:
-    how = {"constraint_index": INDEX, "logits_processor": [lambda tokens, scores: wrong(scores)]}
-    with pytest.raises(ValueError, match=f"logits_processor returned {found}"):
-        enabled().generate(**prompts(2, 6), **how)
+def test_what_only_a_family_or_a_forward_tells_is_refused(family: str, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        enabled(family).generate(**(prompts(2, 6) | wrong), constraint_index=INDEX)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
@@ -807,14 +769,12 @@ def test_a_checkpoints_old_length_does_not_matter(length: dict[str, int]) -> Non
 
 def test_a_hook_that_asks_transformers_alone_loses_no_beam(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers prepares one row a prompt; what was asked for is not forgotten, whoever makes the processors."""
-    model, inputs = enabled(), prompts(2, 5)
-    plain = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3)
-    hook = functools.partial(GenerationMixin._get_logits_processor, model)
-    monkeypatch.setattr(model, "_get_logits_processor", hook)
-    assert (
-        model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3).tolist()
-        == plain.tolist()
+    model, common = enabled(), {**prompts(2, 5), "constraint_index": INDEX, **WIDE}
+    plain = model.generate(**common)
+    monkeypatch.setattr(
+        model, "_get_logits_processor", functools.partial(GenerationMixin._get_logits_processor, model)
     )
+    assert model.generate(**common).tolist() == plain.tolist()
 
 
 def _generates_itself(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,6 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_gr import enable
 
-pytestmark = pytest.mark.slow
-
 # Beside the families of the tests: one that is tried before it is trusted, and one with a recurrent state.
 MORE: dict[str, dict[str, Any]] = {
     "gpt_neo": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
@@ -189,18 +187,29 @@ def check_same(drafted: Any, plain: Any) -> None:
     torch.testing.assert_close(drafted.sequences_scores, plain.sequences_scores, rtol=1e-4, atol=1e-3)
 
 
+def check_case(rng: np.random.Generator, drawn: tuple[str, int, str | None]) -> tuple[int, int]:
+    """One call of a model; returns the numbers of prompts and rows."""
+    model, catalogue = model_of(*drawn), Catalogue(rng)
+    batch = Batch.draw(rng, catalogue, sizes=(1, 2, 3, 5, 8))
+    options = Options.draw(rng, catalogue, model, drawn, num_prompts=len(batch.legal))
+    try:
+        return len(batch.legal), check(model, batch, options)
+    except Exception as error:
+        made = "import sys; sys.path[:0] = ['tests', 'tests/fuzz']\nfrom test_generation import *"
+        error.add_note(f"{made}\n{batch.reproduction(model=f'model_of{drawn}', options=options.given)}")
+        raise
+
+
+@pytest.mark.slow
 def test_calls_equal_brute_force(fuzz: Any) -> None:
     for case in fuzz:
-        rng = case.rng
-        drawn = draw_model(rng)
-        model = model_of(*drawn)
-        catalogue = Catalogue(rng)
-        batch = Batch.draw(rng, catalogue, sizes=(1, 2, 3, 5, 8))
-        options = Options.draw(rng, catalogue, model, drawn, num_prompts=len(batch.legal))
-        try:
-            rows = check(model, batch, options)
-        except Exception as error:
-            made = "import sys; sys.path[:0] = ['tests', 'tests/fuzz']\nfrom test_generation import *"
-            error.add_note(f"{made}\n{batch.reproduction(model=f'model_of{drawn}', options=options.given)}")
-            raise
-        fuzz.count(calls=1, prompts=len(batch.legal), rows=rows)
+        num_prompts, rows = check_case(case.rng, draw_model(case.rng))
+        fuzz.count(calls=1, prompts=num_prompts, rows=rows)
+
+
+# By day, families whose drafts and loops differ; each with catalogues, rules, updates, options and drafts of its own.
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("family", ["bart", "bloom", "deepseek_v3", "gemma2", "gpt2", "mistral", "qwen3", "t5"])
+def test_a_few_calls_equal_brute_force(family: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    check_case(np.random.default_rng([seed, len(family)]), (family, 0, "eager" if family in NO_SDPA else "sdpa"))
