@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import logging
 import pickle
 import shutil
@@ -232,14 +231,6 @@ def test_another_head_reuses_the_placeholders() -> None:
     assert add_draft_head(model, LEVELS, tokenizer=tokenizer).config.placeholder_token_ids == (64, 65, 66)
     shorter = add_draft_head(model, LEVELS[:2])
     assert shorter.config.placeholder_token_ids == (67, 68)
-
-
-def test_without_placeholders_there_are_none() -> None:
-    model, tokenizer = build(), tokenizer_of()
-    head = add_draft_head(model, LEVELS, tokenizer=tokenizer, use_placeholders=False)
-    assert len(tokenizer) == len(model.get_input_embeddings().weight) == 64
-    assert head.placeholder_embeddings is None
-    check_tokenizer(head, tokenizer)
 
 
 def test_placeholders_that_would_be_codes_are_a_clear_error() -> None:
@@ -492,36 +483,6 @@ def test_a_frozen_model_keeps_its_weights_frozen(saved: Path) -> None:
 
 
 # Files
-
-
-def test_the_json_is_for_people(saved: Path) -> None:
-    text = (saved / JSON_FILE).read_text(encoding="utf-8")
-    fields = json.loads(text)
-    assert list(fields) == sorted(fields)
-    assert fields.pop("sha256")
-    assert fields.pop("tensors_sha256")
-    assert fields == {
-        "codebook_sizes": [2, 3, 2],
-        "format_version": 1,
-        "hidden_size": 32,
-        "placeholder_token_ids": [64, 65, 66],
-        "placeholder_tokens": ["<SP_1>", "<SP_2>", "<SP_3>"],
-        "transition": "rnn",
-        "use_placeholders": True,
-        "use_state": True,
-    }
-
-
-def test_the_tensors_have_documented_names(saved: Path) -> None:
-    shapes = {name: list(tensor.shape) for name, tensor in safetensors.torch.load_file(saved / TENSORS_FILE).items()}
-    cells = {"weight_ih": [32, 32], "weight_hh": [32, 32], "bias_ih": [32], "bias_hh": [32]}
-    assert shapes == {
-        **{f"codebook_{level}": [size] for level, size in enumerate((2, 3, 2))},
-        **{f"logit_heads.{level}.weight": [size, 32] for level, size in enumerate((2, 3, 2))},
-        **{f"embeddings.{level}.weight": [size, 32] for level, size in enumerate((2, 3))},
-        **{f"transitions.{level}.{name}": shape for level in (0, 1) for name, shape in cells.items()},
-        "placeholder_embeddings": [3, 32],
-    }
 
 
 def test_a_loaded_head_does_not_depend_on_its_file(saved: Path) -> None:

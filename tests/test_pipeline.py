@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from families import build
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, pipeline
@@ -62,23 +61,6 @@ def test_text_generation_takes_what_generate_takes(batch_size: int, model: Any, 
     options: dict[str, Any] = {"exclude_items": [items[0][0] + items[0][2]], "drafting": "trie"}
     records = recommend(TEXTS[0], constraint_index=INDEX, **BEAMS, **options, return_full_text=False)
     assert items_of(tokenizer, records) == expected(model, tokenizer, TEXTS[0], **options) != items[0]
-
-
-def test_it_samples_unless_told_otherwise(model: Any, tokenizer: Any) -> None:
-    """The pipeline's own default, which the README warns of."""
-    recommend = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    options: dict[str, Any] = {
-        "num_beams": 4,
-        "num_return_sequences": 4,
-        "temperature": 9.0,
-        "return_full_text": False,
-    }
-    drawn = []
-    for seed in range(4):
-        torch.manual_seed(seed)
-        drawn.append(items_of(tokenizer, recommend(TEXTS[0], constraint_index=INDEX, **options)))
-    assert any(items != drawn[0] for items in drawn)
-    assert all(len(row) == 1 for items in drawn for row in items)
 
 
 def test_a_checkpoint_that_names_its_catalogue_needs_no_argument(
