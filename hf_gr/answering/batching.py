@@ -17,13 +17,8 @@ def num_batch_tokens(num_prompts: int, longest: int, tokens_ahead: int) -> int:
 def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int) -> list[list[int]]:
     """Divide prompts into batches of similar lengths, as large as a budget of tokens allows.
 
-    A batch costs its tokens, those of padding included (`num_batch_tokens`). Prompts are sorted
-    by length and cut greedily, the longest first: a batch that does not fit a device fails at once, not after hours.
-
-    Args:
-        lengths: tokens of every prompt.
-        token_budget: the most that a batch may cost; a single prompt may cost more, and is a batch of its own.
-        tokens_ahead: generated for a prompt: beams times the levels after the first.
+    A batch costs its tokens, those of padding included (`num_batch_tokens`); a single prompt may cost more. Prompts
+    are sorted by length and cut greedily, the longest first: what does not fit a device fails at once.
 
     Returns:
         Rows of `lengths`, each once, by batch. The same lengths give the same batches.
@@ -55,16 +50,6 @@ def make_even_batches(
 
     The longest prompt of a batch, padded, gives it its number of rows: the largest power of two for each device that
     the budget allows, and no more than all rows need. The last batch is filled by its own first row.
-
-    Args:
-        lengths: tokens of every prompt.
-        token_budget: the most that a device's rows may cost.
-        tokens_ahead: generated for a prompt.
-        padded_length: what a prompt is padded to.
-        num_devices: that divide a batch between them.
-
-    Returns:
-        Rows of `lengths` by batch. Each is in one of them; the first of the last batch may be there again.
 
     Example:
         >>> make_even_batches([3, 9, 3, 8, 2], token_budget=20, tokens_ahead=1, padded_length=lambda length: length)

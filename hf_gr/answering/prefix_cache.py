@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -45,27 +46,20 @@ Planes = tuple[Tensor, Tensor]  # keys and values, `[N, H, tokens, D]`
 
 @dataclass(frozen=True)
 class Reuse:
-    """What a batch takes over.
+    """What a batch takes over."""
 
-    Attributes:
-        arguments: of `generate`, besides the prompts.
-        num_cached_tokens: of the prompts that need not be computed, padding not counted.
-        version: of the weights that the call will use.
-    """
-
-    arguments: dict[str, Any] = field(default_factory=dict)
-    num_cached_tokens: int = 0
-    version: int = 0
+    arguments: dict[str, Any] = field(default_factory=dict)  # of `generate`, besides the prompts
+    num_cached_tokens: int = 0  # of the prompts that need not be computed, padding not counted
+    version: int = 0  # of the weights that the call will use
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Block:
-    """Tokens after those of `parent`, and their keys and values."""
+    """Keys and values of some tokens, and under which key they are: the number of the block before, and the tokens."""
 
-    tokens: tuple[int, ...]
+    number: int
+    key: tuple[int, tuple[int, ...]]
     planes: Planes
-    parent: _Block | None
-    children: dict[tuple[int, ...], _Block] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -73,17 +67,10 @@ class _Block:
 
 
 def prefix_cache(model: Any, *, num_bytes: int = 2**28, block: int = BLOCK) -> PrefixCache | None:
-    """A cache for a model; None, said once, for a model that is not known to compute the same keys of a prefix.
-
-    Args:
-        model: in evaluation mode, with `GRGenerationMixin`.
-        num_bytes: of memory at most; none for 0.
-        block: see `PrefixCache`.
-    """
+    """See `PrefixCache`; None for 0 bytes, or (it says so) for a model not known to compute prefixes alike."""
     if num_bytes <= 0:
         return None
-    reason = _why_not(model)
-    if reason is not None:
+    if (reason := _why_not(model)) is not None:
         say_once(f"{type(model).__name__} {reason}: every prompt is computed from its first token on")
         return None
     return PrefixCache(model, num_bytes=num_bytes, block=block)
@@ -97,7 +84,7 @@ class PrefixCache:
     `parameter.data` in place calls `clear()`.
 
     Args:
-        model: in evaluation mode; one that `prefix_cache` accepts.
+        model: in evaluation mode, with `GRGenerationMixin`; one that `prefix_cache` accepts.
         num_bytes: of memory at most.
         block: tokens of a block; prefixes of fewer are not cached.
     """
@@ -105,9 +92,9 @@ class PrefixCache:
     def __init__(self, model: Any, *, num_bytes: int = 2**28, block: int = BLOCK) -> None:
         self.model, self.capacity, self.block = model, num_bytes, block
         self.num_bytes = 0  # in use
-        self._roots: dict[tuple[int, ...], _Block] = {}
         # The least recently used first. A block is used whenever one after it is, and after that: the first has none.
-        self._by_use: OrderedDict[_Block, None] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int, tuple[int, ...]], _Block] = OrderedDict()
+        self._numbers = count(1)
         self._lock = threading.Lock()
         self._version = 0
         self._weights = _state_of_weights(model)
@@ -149,13 +136,7 @@ class PrefixCache:
 
     @torch.no_grad()
     def keep(self, batch: Sequence[Tokens], reuse: Reuse, out: Any) -> None:
-        """Cache what a call has computed.
-
-        Args:
-            batch: the prompts, padded to the longest.
-            reuse: from `begin`.
-            out: what `generate` returned.
-        """
+        """Cache what a call has computed: `out` is what `generate` returned for a batch, with what `begin` gave."""
         past, width = out.past_key_values, max(len(tokens) for tokens in batch)
         if past is None or not keeps_all_keys(past) or past.get_seq_length() != width or not _is_uniform(past):
             say_once(f"{type(self.model).__name__} returns no plain keys of its prompts: none are cached")
@@ -176,7 +157,7 @@ class PrefixCache:
                     self._add(path, tokens[start:stop], _copied(past, row, at))
                 self._use(path)
                 while self.num_bytes > self.capacity:
-                    self._drop(next(iter(self._by_use)))
+                    self.num_bytes -= self._blocks.popitem(last=False)[1].num_bytes
 
     def clear(self) -> None:
         """Forget everything. Results of calls in flight are discarded."""
@@ -189,13 +170,11 @@ class PrefixCache:
     def _find(self, tokens: Tokens) -> list[_Block]:
         """The blocks that tokens begin with."""
         path: list[_Block] = []
-        children = self._roots
         for start in range(0, len(tokens) - self.block + 1, self.block):
-            block = children.get(tuple(tokens[start : start + self.block]))
+            block = self._blocks.get((path[-1].number if path else 0, tuple(tokens[start : start + self.block])))
             if block is None:
                 break
             path.append(block)
-            children = block.children
         return path
 
     def _add(self, path: list[_Block], tokens: Tokens, planes: Planes) -> None:
@@ -203,8 +182,8 @@ class PrefixCache:
         for start in range(0, len(tokens), self.block):
             columns = slice(start, start + self.block)
             keys, values = (one[:, :, columns].clone() for one in planes)
-            block = _Block(tuple(tokens[columns]), (keys, values), path[-1] if path else None)
-            (path[-1].children if path else self._roots)[block.tokens] = block
+            key = path[-1].number if path else 0, tuple(tokens[columns])
+            self._blocks[key] = block = _Block(next(self._numbers), key, (keys, values))
             self.num_bytes += block.num_bytes
             path.append(block)
         if planes[0].is_cuda:  # other threads read them in streams of their own
@@ -212,13 +191,7 @@ class PrefixCache:
 
     def _use(self, path: Sequence[_Block]) -> None:
         for block in reversed(path):
-            self._by_use[block] = None
-            self._by_use.move_to_end(block)
-
-    def _drop(self, block: _Block) -> None:
-        assert not block.children
-        del (self._roots if block.parent is None else block.parent.children)[block.tokens], self._by_use[block]
-        self.num_bytes -= block.num_bytes
+            self._blocks.move_to_end(block.key)
 
     def _check_weights(self) -> None:
         """Forget everything if the weights have changed; to be called with the lock."""
@@ -228,8 +201,7 @@ class PrefixCache:
 
     def _forget(self) -> None:
         self._version += 1
-        self._roots.clear()
-        self._by_use.clear()
+        self._blocks.clear()
         self.num_bytes = 0
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -70,6 +71,20 @@ class BrokenAnswer(Exception):
 
 
 Outcome = Literal["answered", "refused", "late", "cancelled", "failed", "invalid"]
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """How a request has ended that raised this."""
+    match error:
+        case asyncio.CancelledError():
+            return "cancelled"
+        case Overloaded() | Closed():
+            return "refused"
+        case TooLate():
+            return "late"
+        case ValueError():
+            return "invalid"
+    return "failed"
 
 
 @dataclass(frozen=True)

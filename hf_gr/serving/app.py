@@ -24,7 +24,7 @@ try:
     from starlette.exceptions import HTTPException
 
     from .errors import ClientGone, Error, Errors, Refused, describe, read_message, to_json, wrong
-    from .keys import Keys, check_keys
+    from .keys import check_keys, make_checks
     from .metrics import Metrics
     from .middleware import Limits, Middleware
     from .schemas import (
@@ -111,14 +111,14 @@ def make_app(
         redoc_url=None,
     )
     app.state.server = server
-    keys = Keys(api_key, admin_key, is_read_only=is_read_only, is_public=is_public)
-    _add_questions(app, server, keys)
-    _add_catalogue(app, server, keys, takes_indexes=takes_indexes)
+    to_ask, to_change = make_checks(api_key, admin_key, is_read_only=is_read_only, is_public=is_public)
+    _add_questions(app, server, to_ask)
+    _add_catalogue(app, server, to_ask, to_change, takes_indexes=takes_indexes)
     _add_health(app, server)
     if titles is not None:
         from .page import add_page
 
-        add_page(app, engine, titles, dependencies=keys.to_ask)
+        add_page(app, engine, titles, dependencies=to_ask)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     paths = {str(getattr(route, "path", "")) for route in app.routes}
@@ -199,44 +199,41 @@ class Server:
         ]
 
 
-def _add_questions(app: FastAPI, server: Server, keys: Keys) -> None:
-    async def ask(request: RecommendRequest) -> dict[str, Any]:
+def _add_questions(app: FastAPI, server: Server, to_ask: list[Any]) -> None:
+    async def recommend(request: RecommendRequest) -> dict[str, Any]:
         given = dict(request)
         with_sequences, timeout = given.pop("sequences"), _seconds(given.pop("timeout_ms"))
         answer = await server.engine.recommend(**given, timeout=timeout)
         return vars(answer) | ({"sequences": server.sequences(answer.items)} if with_sequences else {})
 
-    async def name(request: ClassifyRequest) -> dict[str, Any]:
+    async def classify(request: ClassifyRequest) -> dict[str, Any]:
         timeout = _seconds(request.timeout_ms)
         return vars(await server.engine.classify(text=request.text, num_labels=request.num_labels, timeout=timeout))
 
-    @app.post(
-        "/v1/recommend",
-        response_model=Recommendation | list[Recommendation | Errors],
-        responses=_ERRORS,
-        openapi_extra=documented(RecommendRequest, most=MOST_AT_ONCE),
-        dependencies=keys.to_ask,
-        tags=["questions"],
-    )
-    async def recommend(request: Request) -> Response:
-        """Items for one user, or for each of a list of users: an answer or an error for each, in their order."""
-        return await _answer(request, RecommendRequest, ask)
+    def add(path: str, kind: Any, answer: Any, ask: Callable[[Any], Coroutine[Any, Any, Any]], about: str) -> None:
+        async def question(request: Request) -> Response:
+            return await _answer(request, kind, ask)
 
-    @app.post(
-        "/v1/classify",
-        response_model=Classification | list[Classification | Errors],
-        responses=_ERRORS,
-        openapi_extra=documented(ClassifyRequest, most=MOST_AT_ONCE),
-        dependencies=keys.to_ask,
-        tags=["questions"],
-    )
-    async def classify(request: Request) -> Response:
-        """Labels for one text, or for each of a list; the catalogue must be one of labels."""
-        return await _answer(request, ClassifyRequest, name)
+        app.post(
+            path,
+            description=about,
+            response_model=answer | list[answer | Errors],
+            responses=_ERRORS,
+            openapi_extra=documented(kind, most=MOST_AT_ONCE),
+            dependencies=to_ask,
+            tags=["questions"],
+        )(question)
+
+    about = "Items for one user, or for each of a list of users: an answer or an error for each, in their order."
+    add("/v1/recommend", RecommendRequest, Recommendation, recommend, about)
+    about = "Labels for one text, or for each of a list; the catalogue must be one of labels."
+    add("/v1/classify", ClassifyRequest, Classification, classify, about)
 
 
-def _add_catalogue(app: FastAPI, server: Server, keys: Keys, *, takes_indexes: bool) -> None:
-    @app.get("/v1/catalogue", response_model=CatalogueState, dependencies=keys.to_ask, tags=["catalogue"])
+def _add_catalogue(
+    app: FastAPI, server: Server, to_ask: list[Any], to_change: list[Any], *, takes_indexes: bool
+) -> None:
+    @app.get("/v1/catalogue", response_model=CatalogueState, dependencies=to_ask, tags=["catalogue"])
     async def read() -> CatalogueState:
         """Version, size and rules."""
         return server.catalogue()
@@ -265,7 +262,7 @@ def _add_catalogue(app: FastAPI, server: Server, keys: Keys, *, takes_indexes: b
             response_model=CatalogueState,
             responses=_CHANGE_ERRORS,
             openapi_extra=documented(kind),
-            dependencies=keys.to_change,
+            dependencies=to_change,
             tags=["catalogue"],
         )(change)
 
@@ -329,8 +326,7 @@ async def _answer(request: Request, kind: Any, ask: Callable[[Any], Coroutine[An
             told = describe(failure)
             if told.status == 500:
                 log("failed", level=logging.ERROR, error=failure)
-            error = told.error.model_copy(update={"status": told.status})
-            return {"error": error.model_dump(exclude_none=True)}
+            return {"error": told.error.model_dump(exclude_none=True) | {"status": told.status}}
 
     answers = asyncio.gather(*(ask_one(number, value) for number, value in enumerate(body)))
     return _json(await _while_waiting(request, answers))

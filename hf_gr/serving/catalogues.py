@@ -34,16 +34,10 @@ MOST_REMOVED = 5_000
 
 @dataclass(frozen=True)
 class Edition:
-    """The catalogue of one moment, with which a whole batch is answered.
+    """The catalogue of one moment, with which a whole batch is answered: its rules are named views of the index."""
 
-    Attributes:
-        version: counts updates.
-        index: all items; nobody else changes it. Histories may still name items that were removed.
-        rules: named views of it.
-    """
-
-    version: int
-    index: ConstraintIndex
+    version: int  # counts updates
+    index: ConstraintIndex  # which nobody changes; histories may still name items that were removed
     rules: Mapping[str, ConstraintIndex] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -95,9 +89,7 @@ class Update:
 class LiveCatalogue:
     """A catalogue, its rules and its version.
 
-    Attributes:
-        check: sees every new index before anybody is served from it, and raises ValueError to refuse the update.
-        on_change: hears of every edition that this object has made, once it is served; not of what others wrote.
+    `on_change` hears of every edition that this object has made, once it is served; not of what others wrote.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -166,7 +158,11 @@ class LiveCatalogue:
             if self._log is not None:
                 self._log.append(edition.version, update.to_dict())
             self._edition = edition
-            self._renew_base()
+            if self._log is not None and self._log.needs_base:
+                try:
+                    self._log.begin(_base(edition))
+                except OSError:
+                    logger.exception("the log cannot begin anew: it grows until the next update")
         return self._told(edition)
 
     def swap(self, index: ConstraintIndex) -> Edition:
@@ -178,12 +174,10 @@ class LiveCatalogue:
         """
         index = copy.copy(index)
         with self._turn():
-            kind, served = (one.snapshot.are_strings for one in (index, self._edition.index))
-            if kind != served:  # requests that wait name items by the ids of the old one
-                names = {True: "strings", False: "integers"}
+            if index.snapshot.are_strings != self._edition.index.snapshot.are_strings:  # requests that wait name items
+                has, expected = ("strings", "integers") if index.snapshot.are_strings else ("integers", "strings")
                 raise ValueError(
-                    f"the index has item ids of {names[kind]}, expected {names[served]} as those of the catalogue: "
-                    "start another server for it"
+                    f"the index has item ids of {has}, expected {expected} as before: start another server for it"
                 )
             if self.check is not None:
                 self.check(index)
@@ -280,15 +274,6 @@ class LiveCatalogue:
                 version += 1
         except ValueError as error:
             raise ValueError(f"{self._log.folder}, version {version}: {error}") from error
-
-    def _renew_base(self) -> None:
-        """Begin the log anew, in this turn, if a replica that starts would have much to repeat."""
-        if self._log is None or not self._log.needs_base:
-            return
-        try:
-            self._log.begin(_base(self._edition))
-        except OSError:
-            logger.exception("the log cannot begin anew: it grows until the next update")
 
     def _told(self, edition: Edition) -> Edition:
         if self.on_change is not None:

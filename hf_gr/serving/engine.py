@@ -32,18 +32,7 @@ from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
-from .answers import (
-    TIMEOUT,
-    BrokenAnswer,
-    Classification,
-    Closed,
-    Observer,
-    Observers,
-    Outcome,
-    Overloaded,
-    Recommendation,
-    TooLate,
-)
+from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Observer, Observers, Recommendation, outcome_of
 from .batcher import Batcher, Computed, Job
 from .catalogues import LiveCatalogue
 from .costs import Costs, fit_costs, prepare
@@ -53,14 +42,6 @@ CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number 
 COUNTS = "num_beams num_results max_beams workers cores token_budget max_batch max_queue max_prompt_tokens".split()
 LARGE = 4096  # ids and characters of a request that is read in a thread: it might take milliseconds
 CHARACTERS = 4  # of a token, about
-OUTCOMES: tuple[tuple[type[BaseException], Outcome], ...] = (
-    (asyncio.CancelledError, "cancelled"),
-    (Overloaded, "refused"),
-    (Closed, "refused"),
-    (TooLate, "late"),
-    (ValueError, "invalid"),
-    (BaseException, "failed"),
-)
 
 
 class Engine:
@@ -342,11 +323,11 @@ class Engine:
         """The time when a request arrived; the observer hears how it ends."""
         clock = asyncio.get_running_loop().time
         arrived = clock()
-        outcome: Outcome = "answered"
+        outcome = "answered"
         try:
             yield arrived
         except BaseException as error:
-            outcome = next(name for kind, name in OUTCOMES if isinstance(error, kind))
+            outcome = outcome_of(error)
             raise
         finally:
             self._observer.ended(outcome, clock() - arrived)

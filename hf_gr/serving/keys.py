@@ -31,39 +31,38 @@ def check_keys(**keys: str | None) -> None:
             raise ValueError(f"{name} is empty or not ASCII, expected a secret: openssl rand -hex 32 makes one")
 
 
-class Keys:
-    """Dependencies of endpoints: `to_ask` and `to_change`; none where anybody may."""
+def make_checks(
+    api_key: str | None, admin_key: str | None, *, is_read_only: bool, is_public: bool
+) -> tuple[list[Any], list[Any]]:
+    """Dependencies of endpoints for questions and for changes; none where anybody may."""
+    bearer = HTTPBearer(auto_error=False, description="Authorization: Bearer KEY")
+    is_read_only = is_read_only or (admin_key is None and api_key is not None)
 
-    def __init__(self, api_key: str | None, admin_key: str | None, *, is_read_only: bool, is_public: bool) -> None:
-        self._api_key, self._admin_key = api_key, admin_key
-        self._is_read_only = is_read_only or (admin_key is None and api_key is not None)
-        self._bearer = HTTPBearer(auto_error=False, description="Authorization: Bearer KEY")
-        self.to_ask = [] if api_key is None else [self._make(self._check_ask)]
-        if admin_key is None and not self._is_read_only:
-            self.to_change = [] if is_public else [Depends(_check_way)]
-        else:
-            self.to_change = [self._make(self._check_change)]
+    def with_key(check: Callable[[str | None], None]) -> list[Any]:
+        given: Any = Depends(bearer)  # annotations of a local variable are not resolved
 
-    def _make(self, check: Callable[[str | None], None]) -> Any:
-        given: Any = Depends(self._bearer)  # annotations of a local variable are not resolved
-
-        async def with_key(credentials: HTTPAuthorizationCredentials | None = given) -> None:
+        async def check_key(credentials: HTTPAuthorizationCredentials | None = given) -> None:
             check(None if credentials is None else credentials.credentials)
 
-        return Depends(with_key)
+        return [Depends(check_key)]
 
-    def _check_ask(self, key: str | None) -> None:
-        if not (_is_same(key, self._api_key) or _is_same(key, self._admin_key)):
+    def may_ask(key: str | None) -> None:
+        if not (_is_same(key, api_key) or _is_same(key, admin_key)):
             raise _wrong_key(key, "the server's key")
 
-    def _check_change(self, key: str | None) -> None:
-        if self._is_read_only:
+    def may_change(key: str | None) -> None:
+        if is_read_only:
             raise Refused(403, Error(message="this server's catalogue cannot be changed", fix=_FIX))
-        if _is_same(key, self._api_key) and not _is_same(key, self._admin_key):
+        if _is_same(key, api_key) and not _is_same(key, admin_key):
             message = "this key is for questions, expected the one for changes of the catalogue"
             raise Refused(403, Error(message=message, argument="Authorization", fix="send the admin key"))
-        if not _is_same(key, self._admin_key):
+        if not _is_same(key, admin_key):
             raise _wrong_key(key, "the key for changes of the catalogue")
+
+    to_ask = [] if api_key is None else with_key(may_ask)
+    if admin_key is not None or is_read_only:
+        return to_ask, with_key(may_change)
+    return to_ask, [] if is_public else [Depends(_check_way)]
 
 
 async def _check_way(request: Request) -> None:

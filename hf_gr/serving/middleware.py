@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every request over HTTP passes first: limits of size, time and number, an id, a line of the log; and errors.
 
-Knows no engine. In plain ASGI, so that a body too large is never read, whatever framework stands inside.
+Knows no engine. In plain ASGI, so that a body too large is never read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
+
+from starlette.responses import Response
 
 from .answers import Overloaded
 from .errors import CLIENT_GONE, ClientGone, Error, Refused, describe
@@ -106,7 +108,7 @@ class Middleware:
             if told.status == 500:
                 log("failed", level=logging.ERROR, error=failure)
             if not status:
-                await refuse(answer, told)
+                await Response(told.body, told.status, told.headers, "application/json")(scope, receive, answer)
         finally:
             self._num_open -= 1
             status = status or CLIENT_GONE
@@ -153,11 +155,3 @@ class Body:
         message = f"the body is too large, expected {expected}: {fix}"
         error = Error(message=message, argument="body", expected=expected, fix=fix)
         return Refused(413, error, connection="close")
-
-
-async def refuse(send: Send, told: Refused) -> None:
-    """Answer with an error."""
-    headers = {"content-type": "application/json", "content-length": str(len(told.body))} | told.headers
-    start = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": told.status, "headers": start})
-    await send({"type": "http.response.body", "body": told.body})

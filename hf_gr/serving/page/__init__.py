@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Query
 from fastapi.responses import FileResponse, RedirectResponse
 
-from hf_gr.serving.catalogues import Edition
+from hf_gr.answering.requests import split_items
 
 TITLES = "titles.json"  # in the folder of a model: found without --titles
 STATIC = Path(__file__).parent / "static"
@@ -74,8 +74,11 @@ class Names:
 
     def search(self, text: str, *, limit: int) -> list[dict[str, Any]]:
         """Items whose title has all words of a text: those of the catalogue first, then titles that begin so."""
-        edition = self._refresh()
-        words = text.casefold().split()
+        edition, words = self._engine.catalogue.edition, text.casefold().split()
+        if edition.version != self._version:  # items that are new in it are known from now on
+            ids = edition.index.item_ids
+            new = {str(item): item for item in (ids if isinstance(ids, list) else ids.tolist())}
+            self._known, self._version = self._known | new, edition.version
         found = [
             item for name, item in self._known.items() if all(word in self._title(name).casefold() for word in words)
         ]
@@ -84,39 +87,20 @@ class Names:
         def order(one: dict[str, Any]) -> tuple[bool, bool]:
             return not one["in_catalogue"], not one["title"].casefold().startswith(start)
 
-        return sorted(self._describe(found, edition), key=order)[:limit]
+        return sorted(self.describe(found), key=order)[:limit]
 
     def describe(self, item_ids: Sequence[ItemId]) -> list[dict[str, Any]]:
-        """Titles of items, in their order."""
-        return self._describe(item_ids, self._refresh())
-
-    def _describe(self, item_ids: Sequence[ItemId], edition: Edition) -> list[dict[str, Any]]:
-        living = _has_items(edition, item_ids)
+        """Titles of items, in their order, and which are in the catalogue: of ids of the other type none."""
+        index = self._engine.catalogue.edition.index
+        kind = str if index.snapshot.are_strings else int
+        right = [item for item in item_ids if isinstance(item, kind)]
+        living = set(split_items(right, index)[0])
         return [
-            {"item_id": item, "title": self._title(str(item)), "in_catalogue": is_living}
-            for item, is_living in zip(item_ids, living, strict=True)
+            {"item_id": item, "title": self._title(str(item)), "in_catalogue": item in living} for item in item_ids
         ]
 
     def _title(self, name: str) -> str:
         return self._titles.get(name, name)
-
-    def _refresh(self) -> Edition:
-        """The catalogue as it is; items that are new in it are known from now on."""
-        edition = self._engine.catalogue.edition
-        if edition.version != self._version:
-            ids = edition.index.item_ids
-            known = ids if isinstance(ids, list) else ids.tolist()
-            self._known = {**self._known, **{str(item): item for item in known}}
-            self._version = edition.version
-        return edition
-
-
-def _has_items(edition: Edition, item_ids: Sequence[ItemId]) -> list[bool]:
-    """Which items a catalogue has; of ids of the other type it has none."""
-    kind = str if isinstance(edition.index.item_ids, list) else int
-    right = [item for item in item_ids if isinstance(item, kind)]
-    living = iter(edition.index.has_items(right).tolist() if right else ())
-    return [isinstance(item, kind) and next(living) for item in item_ids]
 
 
 def add_page(
