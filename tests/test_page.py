@@ -35,12 +35,12 @@ SEQUENCES = [[3 + a, 7 + b, 11 + c] for a in range(4) for b in range(4) for c in
 TITLES = {str(item): f"Film {item}" for item in range(len(SEQUENCES))} | {"0": "Heat <b>1995</b>", "7": "The Heat"}
 
 
-def make_engine(index: ConstraintIndex | None = None) -> Engine:
+def make_engine() -> Engine:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "eos_token_id": None, "pad_token_id": 0}
     model = enable(Qwen3ForCausalLM(Qwen3Config(vocab_size=16, initializer_range=0.5, **sizes, **heads)).eval())
-    index = index or ConstraintIndex.from_sequences(SEQUENCES, item_ids=range(len(SEQUENCES)))
+    index = ConstraintIndex.from_sequences(SEQUENCES, item_ids=range(len(SEQUENCES)))
     return Engine(model, index, token_budget=512, workers=1)
 
 
@@ -72,71 +72,61 @@ def test_titles_are_read_from_json_and_tables(tmp_path: Path) -> None:
     (tmp_path / "titles.json").write_text('{"B1": "beside"}', encoding="utf-8")
     assert find_titles(None, tmp_path) == {"B1": "beside"}
     assert find_titles(tmp_path / "a.json", tmp_path) == {"B1": "Löwe"}
+    for name, content, said in (
+        ("b.json", "{", "is no JSON"),
+        ("b.json", '["a"]', "expected a JSON object of titles"),
+        ("b.json", '{"a": 1}', "all of them strings"),
+        ("b.csv", "id,name\n1,a\n", "expected item_id and title"),
+    ):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=said):
+            read_titles(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.json", "{", "is no JSON"),
-        ("a.json", '["a"]', "expected a JSON object of titles"),
-        ("a.json", '{"a": 1}', "all of them strings"),
-        ("a.csv", "id,name\n1,a\n", "expected item_id and title"),
-    ],
-)
-def test_other_titles_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
-    (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=said):
-        read_titles(tmp_path / name)
+def search(client: TestClient, text: str, **how: Any) -> list[tuple[Any, bool]]:
+    """What is found, and whether it is in the catalogue."""
+    found = client.get("/page/items", params={"search": text, **how}).json()
+    return [(one["item_id"], one["in_catalogue"]) for one in found]
 
 
 def test_a_search_finds_all_words_and_puts_beginnings_first(still: Still) -> None:
-    client = client_of(still, TITLES)
-    found = client.get("/page/items", params={"search": "heat"}).json()
-    assert [one["title"] for one in found] == ["Heat <b>1995</b>", "The Heat"]
-    assert [one["item_id"] for one in client.get("/page/items", params={"search": "hEAT the"}).json()] == [7]
-    assert client.get("/page/items", params={"search": "nothing like it"}).json() == []
-    assert len(client.get("/page/items", params={"search": "film", "limit": 5}).json()) == 5
-    assert client.get("/page/items", params={"limit": 10**9}).status_code == 422
-
-
-def test_a_removed_item_keeps_its_name_and_a_new_one_is_found(still: Still) -> None:
     client = client_of(still, TITLES | {"99": "Heat 2"})
-    client.get("/page/items", params={"search": "heat"})
+    assert search(client, "heat") == [(0, True), (7, True)]
+    assert search(client, "hEAT the") == [(7, True)]
+    assert search(client, "nothing like it") == []
+    assert len(search(client, "film", limit=5)) == 5
+    assert client.get("/page/items", params={"limit": 10**9}).status_code == 422
+    # A removed item keeps its name, and a new one is found.
     still.catalogue.apply(Update(remove=[0], add=[{"item_id": 99, "sequence": [3, 7, 13]}]))
-    found = client.get("/page/items", params={"search": "heat"}).json()
-    assert [(one["item_id"], one["in_catalogue"]) for one in found] == [(99, True), (7, True), (0, False)]
+    assert search(client, "heat") == [(99, True), (7, True), (0, False)]
     described = client.post("/page/titles", json=[0, 99, 12345, "B1"]).json()
     assert [one["title"] for one in described] == ["Heat <b>1995</b>", "Heat 2", "12345", "B1"]
     assert [one["in_catalogue"] for one in described] == [False, True, False, False]
 
 
 def test_items_without_titles_are_found_by_id() -> None:
-    index = ConstraintIndex.from_sequences(SEQUENCES[:3], item_ids=["B01", "B02", "C03"])
-    client = client_of(Still(index), {})
-    assert [one["item_id"] for one in client.get("/page/items", params={"search": "b0"}).json()] == ["B01", "B02"]
+    client = client_of(Still(ConstraintIndex.from_sequences(SEQUENCES[:3], item_ids=["B01", "B02", "C03"])), {})
+    assert search(client, "b0") == [("B01", True), ("B02", True)]
     assert [one["in_catalogue"] for one in client.post("/page/titles", json=["C03", 3]).json()] == [True, False]
 
 
-def test_every_file_is_served_and_nothing_beside_them(still: Still) -> None:
-    client = client_of(still, {})
+def test_every_file_is_served_and_titles_need_the_key(still: Still) -> None:
+    still.is_ready = True
+    client = TestClient(make_app(still, api_key="secret", titles=TITLES))
     page = client.get("/")
     assert page.url.path == "/page/"
     assert page.headers["content-security-policy"] == HEADERS["content-security-policy"]
     for name, kind in {"page.js": "text/javascript", "tree.js": "text/javascript", "page.css": "text/css"}.items():
         assert client.get(f"/page/{name}").headers["content-type"].startswith(kind)
         assert name in page.text or name == "tree.js"
-    assert client.get("/page/__init__.py").status_code == 404
-    assert client.get("/page/..%2f__init__.py").status_code == 404
-
-
-def test_titles_need_the_key_and_the_page_does_not(still: Still) -> None:
-    still.is_ready = True
-    asked = TestClient(make_app(still, api_key="secret", titles=TITLES))
-    assert asked.get("/page/").status_code == asked.get("/page/page.js").status_code == 200
+    for name in ("__init__.py", "..%2f__init__.py"):
+        assert client.get(f"/page/{name}").status_code == 404
     for headers, status in (({}, 401), ({"authorization": "Bearer secret"}, 200)):
-        assert asked.get("/page/items", headers=headers).status_code == status
-        assert asked.post("/page/titles", json=[0], headers=headers).status_code == status
-    assert "/page/items" not in asked.get("/openapi.json").json()["paths"]
+        assert client.get("/page/items", headers=headers).status_code == status
+        assert client.post("/page/titles", json=[0], headers=headers).status_code == status
+    error = client.get("/page/items?limit=no", headers={"authorization": "Bearer secret"}).json()["error"]
+    assert (error["argument"], error["value"]) == ("query.limit", "no")
+    assert "/page/items" not in client.get("/openapi.json").json()["paths"]
     assert TestClient(make_app(still)).get("/page/").status_code == 404
 
 
@@ -144,10 +134,9 @@ def test_titles_need_the_key_and_the_page_does_not(still: Still) -> None:
 def address() -> Iterator[str]:
     """A server with the page, in a thread."""
     engine = make_engine()
-    app = make_app(engine, titles=TITLES)
     made = bind("127.0.0.1", 0)
     made.listen()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(make_app(engine, titles=TITLES), log_level="error"))
     thread = threading.Thread(target=server.run, args=([made],))
     thread.start()
     while not engine.is_ready:
@@ -160,12 +149,12 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def visit(address: str) -> Iterator[Any]:
+def visit(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The page in Chromium; what it says in its console must be nothing."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
-    said: list[str] = []
+    address, said = request.getfixturevalue("address"), []  # no server without a browser
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
@@ -226,9 +215,8 @@ def test_a_visitor_asks_makes_a_rule_and_changes_the_catalogue(visit: Any) -> No
     after(lambda: visit.get_by_role("button", name="Delete the rule the ones").click())
     assert visit.locator("#rule").locator("option").all_inner_texts() == ["none"]
 
-
-def test_an_error_is_shown_as_the_server_says_it(visit: Any) -> None:
-    visit.get_by_label("Name").fill("none")
+    # An error is shown.
     visit.get_by_label("Titles with").fill("unheard of")
+    visit.get_by_label("Name").fill("none")
     visit.get_by_role("button", name="Make rule").click()
     visit.get_by_role("alert").filter(has_text="No title has “unheard of”").wait_for()
