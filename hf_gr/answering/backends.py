@@ -28,10 +28,7 @@ def backend_of(model: Any) -> Backend:
 def backend_for(model: Any, backend: str = "auto", given: Mapping[str, Any] | None = None) -> Backend:
     """The framework of a model: a loaded one has its own, and one by name the one that is asked for.
 
-    Args:
-        model: a loaded model, or its name.
-        backend: `"torch"`, `"flax"`, or `"auto"`: see `AutoModelForGenerativeRetrieval.from_pretrained`.
-        given: other options of the call: `revision`, and those that one framework alone has.
+    `given` are other options of the call: those that one framework alone has decide `"auto"`.
 
     Raises:
         ValueError: an unknown backend, or a loaded model of the other one.
@@ -42,10 +39,8 @@ def backend_for(model: Any, backend: str = "auto", given: Mapping[str, Any] | No
     if isinstance(model, (str, Path)):
         chosen = choose_backend() if backend == "auto" else backend
         if backend == "auto" and chosen == "flax" and find_spec("torch") is not None:
-            flax = named(chosen)
-            lack = flax.why_not(model, given or {})
-            if lack is None:
-                return flax
+            if (lack := named(chosen).why_not(model, given or {})) is None:
+                return named(chosen)
             say_once(f"backend='auto' loads PyTorch, though JAX has a TPU, which PyTorch does not use: {lack}")
             chosen = "torch"
         return named(chosen)
@@ -66,11 +61,7 @@ def named(name: str) -> Backend:
 
 
 def refuse(name: str, foreign: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Refuse options that only the other framework has, each with its remedy, unless None.
-
-    Raises:
-        ValueError: names the option, its value, and the remedy.
-    """
+    """Refuse options that only the other framework has, each with its remedy, unless None."""
     for option, remedy in foreign.items():
         if given.get(option) is not None:
             raise ValueError(f"{option}={given[option]!r} with backend={name!r}, expected none: {remedy}")

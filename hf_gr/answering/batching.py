@@ -20,9 +20,6 @@ def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int
     A batch costs its tokens, those of padding included (`num_batch_tokens`); a single prompt may cost more. Prompts
     are sorted by length and cut greedily, the longest first: what does not fit a device fails at once.
 
-    Returns:
-        Rows of `lengths`, each once, by batch. The same lengths give the same batches.
-
     Example:
         >>> make_batches([3, 9, 3, 8], token_budget=20, tokens_ahead=1)
         [[1, 3], [0, 2]]

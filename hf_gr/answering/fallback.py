@@ -16,11 +16,7 @@ from .requests import item_list, split_items
 
 
 def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") -> list[Any]:
-    """Distinct items, in order, as ids of the catalogue's kind: integers may be texts, as they are in CSV.
-
-    Raises:
-        ValueError: it is no list, or has an id of another kind; `name` is the argument's.
-    """
+    """Distinct items, in order, as ids of the catalogue's kind: integers may be texts, as they are in CSV."""
     if not snapshot.are_strings and isinstance(fallback, Iterable) and not isinstance(fallback, (str, bytes, Mapping)):
         fallback = list(fallback)
         read = [read_integer(item) if isinstance(item, str) else item for item in fallback]
@@ -32,9 +28,6 @@ def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[A
     """Remove items from a catalogue, in place: it answers with them no more, and histories still read them.
 
     Returns those that are removed, and those that it does not have, which are left out.
-
-    Raises:
-        ValueError: as `read_fallback`; or no item is left.
     """
     removed, missing = split_items(read_fallback(items, index.snapshot, name="remove_items"), index)
     if len(removed) == index.num_items:
@@ -44,28 +37,18 @@ def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[A
     return removed, missing
 
 
-def missing_from(fallback: Any, index: ConstraintIndex) -> list[Any]:
-    """A fallback's items that the catalogue does not have; none without a fallback."""
-    return [] if fallback is None else split_items(read_fallback(fallback, index.snapshot), index)[1]
-
-
-def living_fallback(fallback: Any, index: ConstraintIndex) -> list[Any] | None:
-    """A fallback's items that the catalogue has; None without a fallback.
-
-    Raises:
-        ValueError: as `read_fallback`; or the catalogue has none of them.
-    """
+def living_fallback(fallback: Any, index: ConstraintIndex) -> tuple[list[Any] | None, list[Any]]:
+    """A fallback's items that the catalogue has, at least one, and those that it does not have; None without one."""
     if fallback is None:
-        return None
-    items = read_fallback(fallback, index.snapshot)
-    living, _ = split_items(items, index)
+        return None, []
+    living, missing = split_items(read_fallback(fallback, index.snapshot), index)
     if not living:
-        more = ", ..." if len(items) > 3 else ""
+        more = ", ..." if len(missing) > 3 else ""
         raise ValueError(
-            f"fallback={', '.join(map(repr, items[:3]))}{more}, expected items of the catalogue, which has none of "
+            f"fallback={', '.join(map(repr, missing[:3]))}{more}, expected items of the catalogue, which has none of "
             "them: are these its ids?"
         )
-    return living
+    return living, missing
 
 
 def first_allowed(

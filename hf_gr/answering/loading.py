@@ -36,11 +36,7 @@ def check_name(model: str | Path, *, argument: str = "model") -> None:
 
 
 def load_index(index: Any, model: Any) -> ConstraintIndex:
-    """A snapshot of a catalogue: an index, the name of one, or None: the checkpoint names it, or has it in its folder.
-
-    Raises:
-        ValueError: none is given, and the checkpoint has none.
-    """
+    """A snapshot of a catalogue: an index, one by name, or for None the one that the checkpoint names or has."""
     named = getattr(model.generation_config, "constraint_index", None) if index is None else index
     if named is None and Path(model.config.name_or_path, JSON_FILE).is_file():
         named = "."
@@ -52,11 +48,7 @@ def load_index(index: Any, model: Any) -> ConstraintIndex:
 
 
 def load_tokenizer(tokenizer: Any, model: Any, *, revision: str | None = None) -> Any:
-    """A tokenizer: a loaded one, one by name, or for None the one in the model's checkpoint, of that revision.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """A tokenizer: a loaded one, one by name, or for None the one in the model's checkpoint, of that revision."""
     if tokenizer is None and not isinstance(model, (str, Path)):
         raise ValueError("text= with a loaded model and tokenizer=None, expected its tokenizer: pass tokenizer=")
     if tokenizer is None or isinstance(tokenizer, (str, Path)):

@@ -110,9 +110,6 @@ class Recommender:
         """Read a request, with the arguments of `Engine.recommend`.
 
         Its prompt is empty if the history is: then `fallback_items` answers it.
-
-        Raises:
-            ValueError: names the argument, its value, what is expected and the fix.
         """
         sources = {"history": history, "text": text, "tokens": tokens}
         given = [name for name, value in sources.items() if value is not None]

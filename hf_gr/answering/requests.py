@@ -32,11 +32,7 @@ class Request:
 
 
 def tokens_of_items(snapshot: Snapshot, items: Iterable[Any]) -> dict[Any, list[int]]:
-    """The tokens of items in a prompt, without end tokens, by id; items that the catalogue has never had are omitted.
-
-    Raises:
-        ValueError: ids of another type than the catalogue's.
-    """
+    """The tokens of items, without end tokens, by id; items that the catalogue has never had are omitted."""
     distinct = list(dict.fromkeys(items))
     is_known, sequences = snapshot.sequences_of(distinct)
     endings = (PADDING, snapshot.eos_token_id)
@@ -67,11 +63,7 @@ def join_tokens(items: Iterable[Any], tokens_of: Mapping[Any, Sequence[int]]) ->
 
 
 def item_list(items: Any, name: str, snapshot: Snapshot) -> list[Any]:
-    """Item ids of the catalogue's type.
-
-    Raises:
-        ValueError: no list, or an id of another type.
-    """
+    """Item ids of the catalogue's type."""
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
         raise ValueError(f"{name}={shown(items)}, expected a list of item ids")
     listed = [item.item() if hasattr(item, "item") else item for item in items]

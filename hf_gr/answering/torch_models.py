@@ -46,20 +46,9 @@ def load_model(
     revision: str | None = None,
     processes: Any = None,
 ) -> Any:
-    """A model with `GRGenerationMixin`, in evaluation mode; a loaded one stays on its device.
+    """A model with `GRGenerationMixin`, in evaluation mode, by name; or a loaded one, which stays on its device.
 
-    Args:
-        model: a loaded model, or the folder or repository of one.
-        dtype: of the weights, for a model by name, as all that follows: one of `DTYPES`, or torch's own.
-        device: where the model runs, as asked for; None for this process's, or a GPU if there is one.
-        device_map: spreads the model over several devices.
-        revision: branch, tag or commit of the repository.
-        processes: this process and its peers, which load a model each; None for this one alone.
-
-    Raises:
-        OSError: a name that is neither a folder nor reachable on the Hub.
-        ValueError: weights sharded over processes, `device_map` or `device` with several processes, no such device,
-            or no model.
+    `device_map` spreads it over several devices; `processes` load one each. Others as in `recommend`.
     """
     own = Alone() if processes is None else processes
     for option, value in (("device_map", device_map), ("device", device)):
@@ -105,11 +94,7 @@ def _load_by_name(
 
 
 def check_device(device: Any) -> torch.device:
-    """A device that is there, before anything is loaded.
-
-    Raises:
-        ValueError: it is none, or not on this machine.
-    """
+    """A device that is there, before anything is loaded."""
     try:
         found = torch.device(device)
         torch.empty(0, device=found)

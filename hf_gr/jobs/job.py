@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.backends import backend_for, backend_of, refuse
-from hf_gr.answering.fallback import living_fallback, missing_from, remove_listed
+from hf_gr.answering.fallback import living_fallback, remove_listed
 from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer, prompt_room
 from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.catalogue import ConstraintIndex
@@ -144,6 +144,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     )
     index = load_index(index, model)  # a copy: the caller's keeps what is removed
     removed, missing = remove_listed(settings.remove_items or (), index)
+    fallback, unknown = living_fallback(settings.fallback, index)
     table = table or _read_users(users, settings, index)
     if processes.count > 1 and table.files is None:
         every = processes.gather(table.fingerprint())
@@ -173,13 +174,13 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
         tokenizer=tokenizer,
         vocab_size=backend.num_embeddings(model),
         longest=prompt_room(model, index, drafting=decoder.option("drafting"), options=settings.options),
-        fallback=living_fallback(settings.fallback, index),
+        fallback=fallback,
         removed=frozenset(removed),
     )
     found = doubts_of(index.snapshot, vocabulary=maker.vocab_size)
     doubts = [f"constraint_index= may be wrong: {doubt}" for doubt in found]
     doubts += _doubt("remove_items", missing, len(settings.remove_items or ()))
-    doubts += _doubt("fallback", missing_from(settings.fallback, index), len(settings.fallback or ()))
+    doubts += _doubt("fallback", unknown, len(settings.fallback or ()))
     return Job(settings, maker, decoder, tuple(doubts)), table
 
 

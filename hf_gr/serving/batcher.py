@@ -102,13 +102,7 @@ class Batcher:
         return len(self._waiting)
 
     async def submit(self, job: Job) -> Done:
-        """The job's value, once it is computed. To cancel this is to withdraw the job.
-
-        Raises:
-            Overloaded: the queue is full, or the job cannot be in time.
-            TooLate: its deadline has passed.
-            Closed: the batcher is closed, or is being closed.
-        """
+        """The job's value, once it is computed. To cancel this is to withdraw the job."""
         loop = asyncio.get_running_loop()
         self._admit(job, loop.time())
         job.future = loop.create_future()

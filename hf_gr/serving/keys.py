@@ -21,11 +21,7 @@ _FIX = "start the server with an admin key (hf-gr serve: $HF_GR_ADMIN_KEY)"
 
 
 def check_keys(**keys: str | None) -> None:
-    """Refuse keys that HTTP cannot carry, and empty ones: a secret that got lost must not open the server.
-
-    Raises:
-        ValueError: names the key, and not its value.
-    """
+    """Refuse keys that HTTP cannot carry, and empty ones: a secret that got lost must not open the server."""
     for name, key in keys.items():
         if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
             raise ValueError(f"{name} is empty or not ASCII, expected a secret: openssl rand -hex 32 makes one")

@@ -16,11 +16,7 @@ BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 
 
 class Metrics(Observer):
-    """What `/metrics` shows.
-
-    Attributes:
-        registry: of these metrics alone, so that two servers in one process do not meet.
-    """
+    """What `/metrics` shows."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -55,15 +55,7 @@ class Limits:
 
 
 class Middleware:
-    """The ASGI application around another one, which answers what that raises.
-
-    Args:
-        app: the one inside.
-        limits: of clients.
-        paths: those that are counted by name; anything else may name a user.
-        on_response: hears path and status of every answer.
-        is_draining: whether the server is about to end: then every answer asks its client to close the connection.
-    """
+    """The ASGI application around another one, which answers what that raises."""
 
     def __init__(
         self,
@@ -73,7 +65,8 @@ class Middleware:
         on_response: Callable[[str, int], None],
         is_draining: Callable[[], bool],
     ) -> None:
-        self._app, self._limits, self._paths, self._num_open = app, limits, paths, 0
+        self._app, self._limits, self._num_open = app, limits, 0
+        self._paths = paths  # those that are counted by name; anything else may name a user
         self._on_response, self._is_draining = on_response, is_draining
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

@@ -96,11 +96,7 @@ class CatalogueState(BaseModel):
 
 
 def read_json(body: bytes) -> Any:
-    """A body as Python objects.
-
-    Raises:
-        Refused: it is no JSON.
-    """
+    """A body as Python objects."""
     try:
         return pydantic_core.from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -109,16 +105,7 @@ def read_json(body: bytes) -> Any:
 
 
 def read_body(kind: type[Body], value: Any, *, at: str = "") -> Body:
-    """Check one request.
-
-    Args:
-        kind: of request.
-        value: from `read_json`.
-        at: where in the body it was, for errors.
-
-    Raises:
-        Refused: it is none; the first error is told, by the argument's name.
-    """
+    """Check one request; the first error is told, by the argument's name and where in the body it was."""
     names = ", ".join(kind.model_fields)
     if not isinstance(value, dict):
         raise wrong(at or "body", value, "a JSON object", f"its keys are {names}")

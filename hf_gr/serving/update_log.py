@@ -55,10 +55,6 @@ class UpdateLog:
     """A folder, created if there is none, with a base and the updates after it, and how far its owner has read them.
 
     One `LiveCatalogue` owns one; other processes open the folder for themselves.
-
-    Raises:
-        ValueError: the folder's name is a file's.
-        ImportError: this system has no locks of files.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -92,11 +88,7 @@ class UpdateLog:
             os.close(lock)
 
     def read(self, since: int) -> tuple[Base | None, list[dict[str, Any]]]:
-        """What is newer than a version: another base to begin with, if there is one, and the updates after it.
-
-        Raises:
-            ValueError: the log is damaged.
-        """
+        """What is newer than a version: another base to begin with, if there is one, and the updates after it."""
         while True:
             version = self._base_version()
             try:
@@ -106,11 +98,7 @@ class UpdateLog:
                     raise  # the base is the same
 
     def append(self, version: int, fields: Mapping[str, Any]) -> None:
-        """Write an update, as the only writer who has read all; it is on the disk when this returns.
-
-        Raises:
-            OSError: it cannot be written; then it does not count.
-        """
+        """Write an update, as the only writer who has read all; it is on the disk when this returns."""
         assert self._base is not None, "read() comes first"
         assert version == self._version + 1, "read() comes first"
         line = _to_line({"version": version, **fields})
@@ -127,11 +115,7 @@ class UpdateLog:
         self._version, self._end = version, self._end + len(line)
 
     def begin(self, base: Base) -> None:
-        """Go on with another base, as the only writer who has read all.
-
-        Raises:
-            OSError: it cannot be written; then it does not count.
-        """
+        """Go on with another base, as the only writer who has read all."""
         self._save(base)
         with replaced_file(self._updates(base.version)):
             pass
