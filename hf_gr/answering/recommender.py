@@ -21,9 +21,17 @@ from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.generation.seeds import row_seeds
 
 from .backends import Backend, backend_of
-from .fallback import first_allowed
 from .loading import prompt_room
-from .requests import Request, item_list, join_tokens, latest_that_fit, shown, split_items, tokens_of_items
+from .requests import (
+    Request,
+    first_allowed,
+    item_list,
+    join_tokens,
+    latest_that_fit,
+    shown,
+    split_items,
+    tokens_of_items,
+)
 
 if TYPE_CHECKING:
     from .prefix_cache import PrefixCache

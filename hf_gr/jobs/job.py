@@ -14,9 +14,9 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.backends import backend_for, backend_of, refuse
-from hf_gr.answering.fallback import living_fallback, remove_listed
 from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer, prompt_room
 from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
+from hf_gr.answering.requests import living_fallback, remove_listed
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.generation.configuration import GRGenerationConfig

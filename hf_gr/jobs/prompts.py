@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from hf_gr.answering.fallback import first_allowed
-from hf_gr.answering.requests import Request, join_tokens, latest_that_fit, tokens_of_items
+from hf_gr.answering.requests import Request, first_allowed, join_tokens, latest_that_fit, tokens_of_items
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import read_list
 from hf_gr.tables.table import Rows

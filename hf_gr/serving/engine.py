@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_gr.answering.fallback import read_fallback
 from hf_gr.answering.loading import load_index, load_tokenizer
 from hf_gr.answering.prefix_cache import prefix_cache
 from hf_gr.answering.recommender import (
@@ -24,7 +23,7 @@ from hf_gr.answering.recommender import (
     default_beams,
     useful_beams,
 )
-from hf_gr.answering.requests import Request, shown
+from hf_gr.answering.requests import Request, read_fallback, shown
 from hf_gr.answering.torch_models import input_device, load_draft_model, load_model
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
