@@ -267,6 +267,7 @@ def test_wrong_options(checkpoint: Path, tmp_path: Path, options: list[str], tex
 def test_wrong_models_catalogues_keys_and_addresses(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hf_gr.serving.run.run", lambda *_, **__: None)  # what is not refused ends, too
     ConstraintIndex.from_sequences([[5, 7], [5, 1000]]).save_pretrained(tmp_path / "large")
     Qwen3Config().save_pretrained(tmp_path / "bare")
     told = fail(checkpoint, "--index", tmp_path / "large", "--port", 0)
