@@ -94,7 +94,7 @@ def test_labels_have_their_probability(family: str, how: str, monkeypatch: pytes
 
 
 def test_many_labels_have_their_probability() -> None:
-    model, index = model_of("llama"), index_of(many_labels(200))
+    model, index = model_of("llama"), index_of(many_labels(60))
     (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, **EVERY)
     assert difference(ranked, plainly(model, TEXTS[1], index)) < LOG_TOL
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import doctest
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ import hf_gr
 from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.generation.torch.heads import save_draft_head
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
-from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset, interactions
-from hf_gr.training import draft_head_trainer as trainer_module
+from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset
 
 LOSS_TOL = 1e-5  # fp32, means of a few dozen terms
 CODEBOOKS = [[3, 4, 5, 6], [10, 11, 12], [20, 21, 22, 23, 24]]
@@ -434,10 +432,3 @@ def test_batches_of_encoder_decoders_are_padded_on_the_right() -> None:
         "decoder_input_ids": [[3, 8, 9], [3, 8, 9]],
         "labels": [[0, 2], [1, -100]],
     }
-
-
-@pytest.mark.parametrize("module", [interactions, trainer_module])
-def test_examples_run(module: Any) -> None:
-    failed, attempted = doctest.testmod(module)
-    assert failed == 0
-    assert attempted

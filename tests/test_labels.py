@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_tokenizers import LABELS, tokenizer_of
 from transformers import ByT5Tokenizer
@@ -57,6 +57,7 @@ def test_labels_that_tokenize_alike_share_a_sequence() -> None:
     assert (len(index), index.items(list(index))) == (1, [["Café", "cafe", "CAFE"]])
 
 
+@settings(max_examples=30)
 @given(st.lists(st.text(min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=6, unique=True))
 def test_byte_level_labels_of_any_text_survive(texts: list[str]) -> None:
     index = index_of(texts, tokenizer_of("bpe"))

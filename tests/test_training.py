@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import pickle
+import pkgutil
 import sys
 from itertools import islice
 from pathlib import Path
@@ -21,19 +23,8 @@ from transformers import TrainingArguments
 
 import hf_gr
 from hf_gr import ConstraintIndex
-from hf_gr.training import (
-    AtSpeedTrainer,
-    TeacherCollator,
-    TeacherDataset,
-    losses,
-    packing,
-    paths,
-    score_paths,
-    teacher,
-    write_teacher_data,
-)
-from hf_gr.training import atspeed_trainer as trainer_module
-from hf_gr.training.packing import can_pack
+from hf_gr.training import AtSpeedTrainer, TeacherCollator, TeacherDataset, score_paths, write_teacher_data
+from hf_gr.training.packing import can_pack, pad_prompts
 from hf_gr.training.paths import training_catalogue, walk
 
 CPU = torch.device("cpu")
@@ -117,7 +108,7 @@ def plain_log_probs(model: Any, prompt: Any, sequence: Any) -> np.ndarray:
 def test_packed_logits_equal_plain_forwards(family: str) -> None:
     model = families.shared(family)
     prompts = make_prompts(5, seed=3)
-    input_ids, mask = packing.pad_prompts(prompts, pad_token_id=families.PAD)
+    input_ids, mask = pad_prompts(prompts, pad_token_id=families.PAD)
     paths = torch.randint(3, families.VOCABULARY, (5, 3, 4), generator=torch.Generator().manual_seed(0))
     paths[1, 2, 2:] = paths[3, 1] = -1
     with torch.no_grad():
@@ -136,7 +127,7 @@ def test_packed_logits_equal_plain_forwards(family: str) -> None:
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_packed_gradients_equal_those_of_rows(implementation: str) -> None:
     model = families.build("qwen3", attn_implementation=implementation)
-    input_ids, mask = packing.pad_prompts(make_prompts(4), pad_token_id=families.PAD)
+    input_ids, mask = pad_prompts(make_prompts(4), pad_token_id=families.PAD)
     paths = torch.randint(3, families.VOCABULARY, (4, 3, 3), generator=torch.Generator().manual_seed(0))
     gradients = []
     for pack in (True, False):
@@ -503,11 +494,9 @@ def test_the_trainer_checks_at_the_door(
         trainer(tmp_path, **given)
 
 
-@pytest.mark.parametrize("module", [losses, packing, paths, teacher, trainer_module])
-def test_examples_run(module: Any) -> None:
-    failed, attempted = doctest.testmod(module)
-    assert failed == 0
-    assert attempted
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(hf_gr.training.__path__)])
+def test_examples_run(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"hf_gr.training.{name}")).failed == 0
 
 
 def test_a_catalogue_first_used_by_inference_serves_training() -> None:

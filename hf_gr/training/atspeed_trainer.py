@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import TrainingArguments
 
 from hf_gr.catalogue import ConstraintIndex
@@ -22,7 +23,7 @@ from . import losses
 from .base import LossTrainer, inner_data, named_datasets, own_arguments
 from .losses import LevelLogProbs
 from .packing import PathScores, pad_token, score_paths
-from .paths import PathLevel, training_catalogue, training_snapshot, walk
+from .paths import PathLevel, training_catalogue, walk
 from .teacher_dataset import TeacherCollator, TeacherDataset
 
 Loss = Literal["beamkd", "atspeed-s", "atspeed-r", "seqkd", "sft"]
@@ -105,7 +106,7 @@ class AtSpeedTrainer(LossTrainer):
         needs_labels = loss == "sft" or self.alpha != 1
         given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         datasets = {name: inner_data(name, dataset, TeacherDataset) for name, dataset in given.items()}
-        self._snapshot = training_snapshot(constraint_index)
+        self._snapshot = constraint_index.snapshot.compact()
         digest = self._snapshot.fingerprint_of_sequences()
         for name, dataset in datasets.items():
             _check_data(name, dataset, digest, loss, needs_labels=needs_labels)
@@ -127,7 +128,8 @@ class AtSpeedTrainer(LossTrainer):
         groups = [inputs["sequences"]] if self.loss != "sft" else []
         if "labels" in inputs:
             groups.append(inputs["labels"].clamp(min=-1)[:, None])
-        paths = _stack(groups)
+        length = max(group.shape[-1] for group in groups)
+        paths = torch.cat([pad(group, (0, length - group.shape[-1]), value=-1) for group in groups], dim=1)
         scores = score_paths(model, inputs["input_ids"], inputs["attention_mask"], paths).log_softmax()
         log_probs = scores.of_tokens(paths)
         if self.loss == "sft" or self.alpha is None:
@@ -169,12 +171,6 @@ def compare_levels(walked: list[PathLevel], scores: PathScores, target: list[Ten
         legal = level.below.legal
         pairs.append(LevelLogProbs(level.gather(draft[:, : legal.shape[1]]), dense, legal))
     return pairs
-
-
-def _stack(groups: list[Tensor]) -> Tensor:
-    """Sequences of several lengths as one `[B, S, L]`."""
-    length = max(group.shape[-1] for group in groups)
-    return torch.cat([torch.nn.functional.pad(group, (0, length - group.shape[-1]), value=-1) for group in groups], 1)
 
 
 def _check_options(loss: str, alpha: Any, num_tokens: Any) -> None:

@@ -19,10 +19,7 @@ Data = TypeVar("Data")
 
 
 class LossTrainer(Trainer):
-    """transformers' Trainer with a loss outside the model's forward.
-
-    A subclass has `_loss(model, inputs)`; its datasets, or the datasets under their subsets, have `lengths`.
-    """
+    """transformers' Trainer with a mean loss: the model's own, or that of a subclass; its datasets have `lengths`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +33,7 @@ class LossTrainer(Trainer):
         self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        raise NotImplementedError
+        return model(**inputs, use_cache=False).loss
 
     def compute_loss(
         self,

@@ -84,12 +84,7 @@ def walk(paths: Int[Tensor, "batch sequences length"], catalogue: DeviceCatalogu
     return levels
 
 
-def training_snapshot(index: ConstraintIndex) -> Snapshot:
-    """The living part of an index, recompiled if it was updated or filtered: this puts children in token order."""
-    return index.snapshot.compact()
-
-
 def training_catalogue(index: ConstraintIndex | Snapshot, device: torch.device) -> DeviceCatalogue:
-    """The catalogue for writing and reading data, on a device."""
-    snapshot = index if isinstance(index, Snapshot) else training_snapshot(index)
+    """The living part of an index on a device, compact, which puts children in token order; or a compact snapshot."""
+    snapshot = index if isinstance(index, Snapshot) else index.snapshot.compact()
     return device_catalogue(combine_rules([snapshot]), device)

@@ -19,7 +19,6 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
     EarlyStoppingCallback,
     PrinterCallback,
@@ -202,7 +201,7 @@ def train_recommender(
     _check_model(model, windows, max_items)
     with nullcontext(output_dir) if output_dir is not None else tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(output_dir=str(folder), seed=seed, remove_unused_columns=False, **given)
-        trainer = _RecommenderTrainer(
+        trainer = LossTrainer(
             model=model,
             args=args,
             train_dataset=windows,
@@ -225,13 +224,6 @@ def train_recommender(
             index = items.constraint_index() if is_named else ConstraintIndex.from_sequences(windows.tokens)
             _save(trainer, trained, index, folder)
     return trained
-
-
-class _RecommenderTrainer(LossTrainer):
-    """transformers' Trainer with the model's own loss, and batches by length."""
-
-    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return model(**inputs, use_cache=False).loss
 
 
 class _Progress(TrainerCallback):
@@ -271,7 +263,7 @@ def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
     return recipe | given
 
 
-def _save(trainer: _RecommenderTrainer, trained: Any, index: ConstraintIndex, folder: Any) -> None:
+def _save(trainer: LossTrainer, trained: Any, index: ConstraintIndex, folder: Any) -> None:
     """The model and its catalogue, which the model's generation config names."""
     trained.generation_config.constraint_index = "."
     if trainer.is_fsdp_enabled:

@@ -35,7 +35,7 @@ from hf_gr.torch.processes import Processes
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .packing import pad_prompts
-from .paths import training_catalogue, training_snapshot, walk
+from .paths import training_catalogue, walk
 
 FORMAT_VERSION = 3
 SUMMARY_FILE = "teacher_data.json"
@@ -115,7 +115,7 @@ def write_teacher_data(
 
     index, directory = copy.copy(index), Path(directory)
     _check_arguments(model, prompts, labels, num_beams=num_beams, batch_size=batch_size, shard_size=shard_size)
-    snapshot = training_snapshot(index)
+    snapshot = index.snapshot.compact()
     config = base_model(model).config.get_text_config(decoder=True)
     if index.max_token_id >= config.vocab_size:
         raise ValueError(
