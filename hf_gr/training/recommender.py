@@ -241,8 +241,6 @@ class _Progress(TrainerCallback):
             self.report(share, self.loss)
         before, self.percent = self.percent, int(100 * share)
         self.advance(self.percent - before)
-        if args.load_best_model_at_end and args.eval_strategy == "steps" and state.global_step >= state.max_steps:
-            control.should_evaluate = control.should_save = True  # the last weights may be the best
 
 
 def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
