@@ -9,8 +9,8 @@ The same as `test_pretend_cuda.py`, which also rehearses some of these tests, an
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -202,23 +202,17 @@ def test_threads_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     expected = [model.generate(**one, **options).tolist() for one in given]
     for one in (given[0], given[19]):
         capture(model, one, **options)
-    problems: list[Any] = []
+    problems: list[str] = []
     monkeypatch.setattr(captured, "say_once", problems.append)  # that a call was not replayed
 
-    def work(first: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for number in range(first, first + 100):
-                    out = model.generate(**given[number % 20], **options, **STATIC)
-                    assert out.tolist() == expected[number % 20]
-        except Exception as error:
-            problems.append(error)
+    def work(first: int) -> list[Any]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            numbers = [number % 20 for number in range(first, first + 100)]
+            return [model.generate(**given[number], **options, **STATIC).tolist() for number in numbers]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        for first, found in enumerate(pool.map(work, range(3))):
+            assert found == [expected[number % 20] for number in range(first, first + 100)]
     assert problems == []
 
 
