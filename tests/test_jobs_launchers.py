@@ -97,7 +97,7 @@ def test_an_interrupted_command_keeps_what_is_finished(tmp_path: Path, case: Cas
     process.send_signal(signal.SIGINT)
     code, said = finish(process)
     assert code == 130, said
-    assert said.splitlines()[-1] == "hf-gr recommend: interrupted; what is finished is kept: repeat the run"
+    assert said.splitlines()[-1] == "hf-gr recommend: interrupted; what is finished is kept: repeat the command"
     assert "Traceback" not in said
     assert list(folder_of(output).glob("part-*"))
     assert not list(folder_of(output).glob("*.tmp"))
