@@ -33,8 +33,7 @@ class DecodePlan(Options):
     temperature: Number | None = None  # divisor of scores; None for none
     top_p: Number | None = None  # total probability of the children to sample from; None for all
     min_p: Number | None = None  # the least probability of those, relative to the largest; None for any
-    # what else changes scores or ends sequences; None for nothing, which is faster
-    processors: Processors | None = None
+    processors: Processors | None = None  # what else changes scores or ends sequences; None for nothing
 
     @property
     def has_criteria(self) -> bool:

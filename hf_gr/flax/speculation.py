@@ -100,8 +100,7 @@ class Draft:
     num_steps: Int[Array, " batch"]  # their levels, by row
     num_forwards: Int[Array, ""]  # forwards of a draft model that they took
     is_whole: Bool[Array, " batch"]  # the rows of which all that follows is drafted
-    # the first levels of them that a draft model has found, by row; each has `width` places
-    num_guessed: Int[Array, " batch"]
+    num_guessed: Int[Array, " batch"]  # the first levels, which a draft model has found; each has `width` places
     # by level of the nodes above, what a relaxed draft drew its nodes with; None for others
     log_probs: tuple[Float[Array, "batch above children"], ...] | None = None
     num_live: int = static(default=1)  # places before the nodes in the numbers of their parents (static)
@@ -118,10 +117,9 @@ class Draft:
 
     def with_rows(self, rows: Bool[Array, " batch"], other: Draft) -> Draft:
         """The same with another draft, which is not larger, of some rows."""
-        mine, theirs = ((draft.num_steps, draft.is_whole, draft.num_guessed) for draft in (self, other))
-        num_steps, is_whole, num_guessed = (jnp.where(rows, new, old) for new, old in zip(theirs, mine, strict=True))
-        whole = replace(self, num_steps=num_steps, is_whole=is_whole, num_guessed=num_guessed)
-        return whole.with_nodes(rows, other.nodes, 0)
+        names = ("num_steps", "is_whole", "num_guessed")
+        values = {name: jnp.where(rows, getattr(other, name), getattr(self, name)) for name in names}
+        return replace(self, **values).with_nodes(rows, other.nodes, 0)
 
     def with_nodes(self, rows: Bool[Array, " batch"], nodes: Nodes, start: int | Int[Array, ""]) -> Draft:
         """The same with nodes of some rows in the places from `start` on."""
