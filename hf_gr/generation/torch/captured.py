@@ -18,12 +18,13 @@ Axes: B batch, P prompt, H heads, D their width, V vocabulary.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -35,9 +36,11 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatt
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicCache
 
+from hf_gr.catalogue.sequences import is_integer
 from hf_gr.core.widths import fixed_widths
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
+from hf_gr.generation.named_catalogues import resolve_index
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.device_trie import DeviceTrie
 from hf_gr.torch.draft_head import HeadScorer
@@ -51,6 +54,7 @@ from hf_gr.torch.transition import DeviceCatalogue
 
 from .caches import Buffers, SlotLayer
 from .drafts import Prepared, Search
+from .layouts import ordinary_tokens
 from .models import decoder_config, layer_types
 
 SMALLEST_BUCKET = 16
@@ -417,3 +421,87 @@ def _fresh(layers: Sequence[SlotLayer]) -> DynamicCache:
         layer.buffers = copy(layer.buffers)
         cache.layers.append(layer)
     return cache
+
+
+# Warm-up: by `generate` alone, on tokens of no meaning
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured decode.
+
+    Attributes:
+        batch_size: prompts of a call that it answers.
+        prompt_length: tokens of the longest of them; None if a draft head answers, whatever their length.
+        num_beams: of the search.
+        num_bytes: memory of its buffers and its graph; a CPU has no graph.
+        seconds: that the capture took.
+    """
+
+    batch_size: int
+    prompt_length: int | None
+    num_beams: int
+    num_bytes: int
+    seconds: float
+
+
+def warm_up(
+    model: Any,
+    index: Any,
+    *,
+    batch_sizes: int | Sequence[int],
+    prompt_lengths: int | Sequence[int],
+    num_beams: int | Sequence[int],
+    options: dict[str, Any],
+) -> list[Capture]:
+    """Capture the decodes of calls to come; see `GRGenerationMixin.warm_up`."""
+    sizes, lengths, widths = (
+        _read(name, value)
+        for name, value in (
+            ("batch_sizes", batch_sizes),
+            ("prompt_lengths", prompt_lengths),
+            ("num_beams", num_beams),
+        )
+    )
+    if (kind := options.pop("cache_implementation", "static")) != "static":
+        raise ValueError(f"cache_implementation={kind!r}, expected 'static': others capture nothing")
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"warm_up of a {type(model).__name__}, an encoder-decoder, expected a decoder: only those are captured"
+        )
+    limit, levels = position_limit(model.config), _num_levels(model, index)
+    if limit is not None and max(lengths) + levels > limit:
+        raise ValueError(
+            f"prompt_lengths has {max(lengths)}, expected at most {limit - levels}: the model has {limit} positions, "
+            f"and the catalogue's sequences have {levels} tokens"
+        )
+    found: dict[Any, Capture] = {}
+    for width, size, length in product(widths, sizes, sorted(lengths)):
+        tokens = ordinary_tokens(model, size * length).view(size, length)
+        call = options | {"attention_mask": torch.ones_like(tokens), "constraint_index": index, "num_beams": width}
+        with capturing() as programs:
+            model.generate(tokens, cache_implementation="static", **call)
+        if not programs:
+            raise ValueError(
+                "warm_up of a call in transformers' own loop, expected a model that takes beams as a tree"
+            )
+        for program in programs:
+            captured = program.captured
+            found[program] = Capture(size, program.longest, width, captured.num_bytes, captured.seconds)
+    return list(found.values())
+
+
+def _read(name: str, value: Any) -> list[int]:
+    values = list(value) if isinstance(value, Iterable) else [value]
+    if not values or not all(is_integer(one) and one > 0 for one in values):
+        raise ValueError(f"{name}={value!r}, expected a positive integer, or several of them")
+    return [int(one) for one in values]
+
+
+def _num_levels(model: Any, index: Any) -> int:
+    """Tokens of the catalogue's longest sequence."""
+    named = getattr(model.generation_config, "constraint_index", None) if index is None else index
+    if named is None or named is False:
+        raise ValueError("constraint_index is missing, expected a catalogue: pass warm_up(index, ...)")
+    indexes = resolve_index(model, named, may_be_list=True)
+    return max(one.max_length for one in (indexes if isinstance(indexes, list | tuple) else [indexes]))

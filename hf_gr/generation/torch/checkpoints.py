@@ -36,7 +36,9 @@ def save_beside(
         return
     make_folder(folder)
     if custom_generate:
-        _write_custom_generate(folder)
+        (folder / CUSTOM_GENERATE.parent.name).mkdir(exist_ok=True)
+        code = CUSTOM_GENERATE.read_text(encoding="utf-8")
+        _write(folder / CUSTOM_GENERATE.parent.name / CUSTOM_GENERATE.name, code)
     card = folder / CARD_FILE
     if not card.exists():
         _write(card, _card(model, folder.resolve().name, custom_generate))
@@ -105,12 +107,6 @@ def _repository(name: str, *, other_than: str) -> str | None:
         return name if isinstance(try_to_load_from_cache(name, "config.json"), str) else None
     except HFValidationError:
         return None
-
-
-def _write_custom_generate(directory: Path) -> None:
-    folder = directory / CUSTOM_GENERATE.parent.name
-    folder.mkdir(exist_ok=True)
-    _write(folder / CUSTOM_GENERATE.name, CUSTOM_GENERATE.read_text(encoding="utf-8"))
 
 
 def _write(path: Path, text: str) -> None:

@@ -30,8 +30,7 @@ from .models import mask_dtype
 
 def takes_positions(model: Any) -> bool:
     """Whether the nodes' positions can be brought into a model's decoder."""
-    biased = [one for one in model.get_decoder().modules() if getattr(one, "has_relative_attention_bias", False)]
-    return _position_table(model) is not None or len(biased) == 1  # UMT5 has one in every layer
+    return _position_table(model) is not None or len(_biased_attention(model)) == 1  # UMT5 has one in every layer
 
 
 class EncoderDecoder:
@@ -40,7 +39,7 @@ class EncoderDecoder:
     def __init__(self, model: Any, kwargs: dict[str, Any]) -> None:
         self.model = model
         self.table = _position_table(model)
-        self.attention: Any = None if self.table is not None else _biased_attention(model)
+        self.attention: Any = None if self.table is not None else _biased_attention(model)[0]
         self.dtype = mask_dtype(model)
         self.encoded, self.mask = kwargs["encoder_outputs"], kwargs.get("attention_mask")
         if self.mask is not None:  # as it is used: transformers would look at one of two dimensions, and wait
@@ -88,10 +87,9 @@ class EncoderDecoder:
         return (by_distance[:, wanted].transpose(0, 1) - by_distance[:, computed]).to(self.model.dtype)
 
 
-def _biased_attention(model: Any) -> Any:
-    """The attention whose bias by distance all layers of a decoder share; None if there is none."""
-    modules = model.get_decoder().modules()
-    return next((one for one in modules if getattr(one, "has_relative_attention_bias", False)), None)
+def _biased_attention(model: Any) -> list[Any]:
+    """The attention whose bias by distance all layers of a decoder share; several if not, none without a bias."""
+    return [one for one in model.get_decoder().modules() if getattr(one, "has_relative_attention_bias", False)]
 
 
 def _position_table(model: Any) -> nn.Module | None:

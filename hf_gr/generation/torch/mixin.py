@@ -29,13 +29,12 @@ from hf_gr.torch.decode import decode
 from hf_gr.torch.draft_head import DraftHead
 
 from .call import Call
-from .captured import decode_captured
+from .captured import Capture, decode_captured, warm_up
 from .checkpoints import prepare_upload, save_beside
 from .drafts import draft_of
 from .heads import add_draft_head
 from .logits_process import keep_dead
 from .loop import generate_by_processor, generate_several
-from .warm_up import Capture, warm_up
 
 # Carries `push_to_hub(custom_generate=True)` through transformers' own method to `save_pretrained`.
 _CUSTOM_GENERATE: ContextVar[bool] = ContextVar("custom_generate", default=False)
