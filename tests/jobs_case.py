@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, recommend
 from hf_gr.commands import app as cli
 from hf_gr.jobs.intervals import UserValues
+from hf_gr.jobs.job import Job
 from hf_gr.jobs.metrics import metric_names, user_metrics
 from hf_gr.jobs.parts import Parts
 from hf_gr.training import write_teacher_data
@@ -238,10 +239,15 @@ def _play(rank: int, port: int, messages: Any, scenes: Scenes, dies: bool) -> No
     atexit._run_exitfuncs()  # as an interpreter at its end; one of `multiprocessing` ends without
 
 
-def run_with(case: Case, users: Any, output: Path | None, more: dict[str, Any]) -> Any:
-    """`run`, and the rows if they stay in memory."""
-    made = run(case, users, output, **more)
-    return made if output is not None else made.to_pylist()
+def run_with(case: Case, users: Any, output: Any, more: dict[str, Any]) -> tuple[Any, list[int]]:
+    """`run`, and the rows if they stay in memory; also the windows that this process answered."""
+    original, windows = Job.run, []
+    Job.run = lambda job, window, *args: windows.append(window.number) or original(job, window, *args)
+    try:
+        made = run(case, users, output, **more)
+    finally:
+        Job.run = original
+    return made if output is not None else made.to_pylist(), windows
 
 
 def run_divided(case: Case, users: Path, output: Path) -> Any:

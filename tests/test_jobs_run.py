@@ -582,13 +582,14 @@ def played(tmp_path_factory: pytest.TempPathFactory, case: Case, users: Path) ->
 def test_two_processes_make_the_file_of_one(played: Any, whole: bytes, scene: str, num_resumed: int) -> None:
     folder, said = played
     made = module.Recommended(folder / f"{scene}.parquet", NUM_USERS, 0, num_resumed)
-    assert [one[scene] for one in said] == [made, made]
+    left = range(num_resumed, NUM_PARTS)
+    assert [one[scene] for one in said] == [(made, [*left[::2]]), (made, [*left[1::2]])]
     assert made.output.read_bytes() == whole
 
 
 def test_two_processes_share_a_table_in_memory(played: Any, expected: Path) -> None:
     _, said = played
-    assert [one["memory"] for one in said] == [read(expected)] * 2
+    assert [one["memory"] for one in said] == [(read(expected), [0, 2, 4]), (read(expected), [1, 3, 5])]
 
 
 @pytest.mark.parametrize(
