@@ -254,6 +254,9 @@ def test_an_addition_that_is_taken_back_leaves_nothing_behind_once_compacted() -
     with_it = index.snapshot
     index.remove([7])
     assert (index.max_token_id, index.max_length, index.encode([7])) == (9999, 3, [9999, 4])
+    index.add([[8]], [7])
+    index.remove([7])
+    assert index.encode([7]) == [8]  # what it was last
     index.compact()
     assert (index.max_token_id, index.max_length, index.snapshot.alive) == (6, 2, None)
     run(enable(shared("qwen3")), 0, index)

@@ -19,16 +19,7 @@ WHY = (
 
 
 def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]:
-    """Why tokens look like codes; empty if they do not, as those of labels.
-
-    Example:
-        >>> from hf_gr import ConstraintIndex, SemanticIds
-        >>> codes = [[0, 1], [1, 0], [1, 1]]
-        >>> [doubt.partition(":")[0] for doubt in doubts_of(ConstraintIndex.from_sequences(codes).snapshot)]
-        ['the tokens look like codes']
-        >>> doubts_of(SemanticIds(codes).constraint_index().snapshot)
-        []
-    """
+    """Why tokens look like codes; empty if they do not, as those of labels."""
     if snapshot.tokenizer is not None:
         return []
     doubts: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .fanout import Bools, Longs
+from .fanout import Longs
 from .item_ids import ItemId
 from .rules import BatchRules
 from .sequences import read_rows
@@ -54,7 +54,9 @@ def check_cut(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> Non
     rows = rows[numbers]
     leaves, followed = snapshot.trie.walk(rows, snapshot.eos_token_id)
     lengths = np.where(leaves >= 0, followed, 0)
-    is_other = _unlike_the_last(rows, lengths)
+    ends, places = np.sum(rows != PADDING, axis=1), np.arange(rows.shape[1], dtype=np.int64)
+    last = np.take_along_axis(rows, ends[:, None] - 1, axis=1)
+    is_other = (places >= lengths[:, None]) & (places < ends[:, None]) & (rows != last)
     for row in np.flatnonzero(np.any(is_other, axis=1)).tolist():
         others, end = np.flatnonzero(is_other[row]).tolist(), int(lengths[row])
         if others == [end] and snapshot.eos_token_id is None and snapshot.trie.find([rows[row, end]]) < 0:
@@ -83,11 +85,3 @@ def without(found: list[list[ItemId]], excluded: Sequence[Collection[ItemId]]) -
     """The items of R rows without those that each of B requests excludes."""
     each = len(found) // len(excluded)
     return [[item for item in items if item not in excluded[row // each]] for row, items in enumerate(found)]
-
-
-def _unlike_the_last(rows: Longs, lengths: Longs) -> Bools:
-    """`[R, T]`: which tokens, from these lengths on, differ from the last one of their row."""
-    ends = np.sum(rows != PADDING, axis=1)
-    places = np.arange(rows.shape[1], dtype=np.int64)
-    last = np.take_along_axis(rows, ends[:, None] - 1, axis=1)
-    return (places >= lengths[:, None]) & (places < ends[:, None]) & (rows != last)

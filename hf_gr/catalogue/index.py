@@ -58,12 +58,7 @@ class TableFiles:
         return cls.from_table(path, format="jsonl", **options)
 
 
-class ConstraintIndex(
-    HubMixin,
-    TableFiles,
-    what="constraint index",
-    files=storage.FILES,
-):
+class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=storage.FILES):
     """The set of token sequences that may be generated, and the items that they stand for.
 
     Pass it to `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may

@@ -153,12 +153,10 @@ class Liveness:
 
     def leaf_flags(self) -> Bools:
         """By leaf number: whether a sequence is alive."""
-        trie = self.of.trie
-        levels = range(1, trie.max_length + 1)
-        leaves = [np.arange(trie.leaf_starts[level - 1], trie.leaf_starts[level]) for level in levels]
-        return np.concatenate(
-            [test(self.nodes[level - 1], trie.leaf_nodes(level, leaves[level - 1])) for level in levels]
-        )
+        starts, leaf_nodes = self.of.trie.leaf_starts, self.of.trie.leaf_nodes
+        levels = enumerate(zip(starts, starts[1:], self.nodes, strict=False), start=1)
+        flags = [test(bits, leaf_nodes(level, np.arange(start, end))) for level, (start, end, bits) in levels]
+        return np.concatenate(flags)
 
     @property
     def nbytes(self) -> int:

@@ -33,12 +33,7 @@ FORMAT_VERSION = 1
 FILES = ("semantic_ids.json", "semantic_ids.safetensors")  # one folder may hold those of an index, too
 
 
-class SemanticIds(
-    HubMixin,
-    TableFiles,
-    what="set of semantic IDs",
-    files=FILES,
-):
+class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES):
     """The semantic IDs of a set of items, and the tokens that a model knows them by.
 
     Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,

@@ -121,8 +121,7 @@ class Snapshot:
 
     def has_items(self, item_ids: Any) -> Bools:
         """`[Q]`: whether there is a living item with this id."""
-        ids = self.check_ids(item_ids, "item_ids")
-        return self._find_living(ids)[0]
+        return self._find_living(self.check_ids(item_ids, "item_ids"))[0]
 
     def sequences_of(self, item_ids: Any) -> tuple[Bools, Longs]:
         """`[Q]`: whether there is an item with this id, alive or not; and `[Q, L]`, its tokens, end token and padding.

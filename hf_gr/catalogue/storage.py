@@ -96,9 +96,8 @@ def describe_items(items: Items) -> dict[str, Any]:
 
 def read_items(description: Mapping[str, Any], arrays: Arrays) -> Items:
     """The items of a description and its arrays, as `load` returns them."""
-    sizes, branching, childless, token_bases = (
-        cast("list[int]", description[name]) for name in ("level_sizes", "branching", "childless", "token_bases")
-    )
+    names = ("level_sizes", "branching", "childless", "token_bases")
+    sizes, branching, childless, token_bases = (cast("list[int]", description[name]) for name in names)
     levels = zip((1, *sizes[:-1]), sizes, branching, childless, strict=True)
     fanouts = tuple(
         Fanout(*numbers, arrays[f"children.{level}.offsets"], arrays.get(f"children.{level}.exceptions"))

@@ -16,20 +16,7 @@ from .snapshot import Snapshot
 
 
 def summarise(snapshot: Snapshot) -> Summary:
-    """Count what a catalogue holds, compiled anew if it was updated or filtered: the numbers of its saved file.
-
-    Raises:
-        ValueError: no item is left.
-
-    Example:
-        >>> from hf_gr import ConstraintIndex
-        >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7], [6, 7]])
-        >>> summary = summarise(index.snapshot)
-        >>> summary.num_items, summary.num_sequences, summary.num_shared_sequences
-        (4, 3, 1)
-        >>> [(level.nodes, level.mean_children, level.forced_share) for level in summary.levels]
-        [(2, 2.0, 0.0), (3, 1.5, 0.5)]
-    """
+    """Count what a catalogue holds, compiled anew if it was updated or filtered: the numbers of its saved file."""
     compact = snapshot.compact()
     items = compact.items
     num_sequences, num_items = items.trie.num_sequences, len(items)
