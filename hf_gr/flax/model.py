@@ -223,7 +223,14 @@ class FlaxModel(HubMixin, Parameters, what="model"):
     ) -> str:
         """Upload the checkpoint to a repository of the Hub, which is created if need be; a model card there is kept.
 
-        The arguments are those of `DraftHead.push_to_hub`, and `max_shard_size` of `save_pretrained`.
+        Args:
+            repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
+            private: create a private repository; an existing one keeps its visibility.
+            token: access token of the Hub; by default the stored one.
+            revision: branch to push to, created if necessary, or a pull request such as `"refs/pr/1"`.
+            commit_message: of the commit; by default it says what is uploaded.
+            create_pr: open a pull request instead.
+            max_shard_size: as in `save_pretrained`.
 
         Returns:
             The commit's URL.
