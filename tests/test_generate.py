@@ -401,13 +401,14 @@ def test_forced_tokens_that_a_catalogue_lacks_do_not_matter() -> None:
     assert all(INDEX.items(out[:, 1:]))
 
 
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("kind", ["fixed", "end", "ragged"])
 @pytest.mark.parametrize("width", [{"num_beams": 7, "num_return_sequences": 7}, {"num_beams": 2}, {}], ids=str)
 @pytest.mark.parametrize(
     "options",
     [
         {"max_new_tokens": 9},
         {"max_length": 20, "early_stopping": "never"},
+        {"length_penalty": 8.0},
         {"length_penalty": -8.0},
         {"length_penalty": 8.0, "early_stopping": True},
         {"renormalize_logits": True, "suppress_tokens": [3, 8]},
@@ -417,15 +418,24 @@ def test_forced_tokens_that_a_catalogue_lacks_do_not_matter() -> None:
     ],
     ids=str,
 )
-def test_transformers_loop_answers_as_ours(ragged: bool, width: dict, options: dict) -> None:
-    rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if ragged else SMALL
-    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS)
+def test_transformers_loop_answers_as_ours(kind: str, width: dict, options: dict) -> None:
+    rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if kind == "ragged" else SMALL
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=None if kind == "fixed" else EOS)
     common = {**prompts(2, 6, padded=True), "constraint_index": index, "pad_token_id": PAD, **DETAILS}
     ours, theirs = (enabled().generate(**{**common, **width, **options, **loop}) for loop in ({}, LOOP))
     assert theirs.sequences.tolist() == ours.sequences.tolist()
     if width:
         torch.testing.assert_close(theirs.sequences_scores, ours.sequences_scores, atol=SCORE_TOL, rtol=SCORE_TOL)
         assert theirs.beam_indices.tolist() == ours.beam_indices.tolist()
+
+
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 0.5}], ids=["beams", "samples"])
+def test_items_whose_end_is_forbidden_are_no_answers_of_transformers_loop(how: dict) -> None:
+    index = ConstraintIndex.from_sequences([[5], [6]], eos_token_id=2)
+    inputs = prompts(2, 5)
+    options = {"num_beams": 4, "num_return_sequences": 4, "suppress_tokens": [2], "pad_token_id": PAD, **LOOP}
+    out = enabled().generate(**inputs, constraint_index=index, exclude_items=[[0, 1], [0]], **options, **how)
+    assert index.items(generated(out, inputs)) == [[]] * 8
 
 
 PATHS = {"num_beams": 1, "do_sample": True, "num_return_sequences": 5}
