@@ -554,6 +554,12 @@ def test_the_text_has_every_result(both: Evaluation) -> None:
     assert next(numbers) == next(numbers)  # no column is lost
 
 
+def test_names_cannot_control_a_terminal(case: Case, users: Path, measure: Any) -> None:
+    found = measure(users, model={"\x1b[2J": case.model})
+    assert "\\x1b[2J" in repr(found)
+    assert "\x1b" not in repr(found)
+
+
 def test_models_differ_in_more_than_colour(both: Evaluation, tmp_path: Path) -> None:
     figure: Any = both.plot(tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
