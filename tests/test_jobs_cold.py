@@ -36,7 +36,9 @@ def real(clean: list[dict[str, Any]]) -> list[dict[str, Any]]:
         seen, only = list(user["seen"]), user["only"]
         for number in range(row % 4):
             seen.insert(number * 2, 500 + number)
-        users.append(user | {"seen": COLD.get(row, seen), "only": None if only is None else [777, *only]})
+        exclude = [107, *user["not"]] if row in COLD else user["not"]  # the first that the fallback would give
+        only = None if only is None else [777, *only]
+        users.append(user | {"seen": COLD.get(row, seen), "not": exclude, "only": only})
     return users
 
 
