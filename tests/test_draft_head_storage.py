@@ -8,7 +8,6 @@ import copy
 import gc
 import logging
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,9 @@ def rewrite(folder: Path, change: Any = None, **fields: Any) -> None:
     """Write a saved head anew, with valid digests: `change` of its tensors, and other fields."""
     description, _ = head_files.load(folder)
     tensors = safetensors.torch.load_file(folder / TENSORS_FILE)
-    version = fields.pop("format_version", head_files.FORMAT_VERSION)
     if change is not None:
         change(tensors)
-    before, head_files.FORMAT_VERSION = head_files.FORMAT_VERSION, version
-    try:
-        head_files.save(safetensors.torch, folder, {**description, **fields}, tensors, card=None)
-    finally:
-        head_files.FORMAT_VERSION = before
+    head_files.save(safetensors.torch, folder, {**description, **fields}, tensors, card=None)
 
 
 @pytest.fixture
@@ -87,29 +81,27 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [("qwen3", torch.bfloat16), *((name, torch.float32) for name in ("gpt2", "t5", "bart", "opt"))],
+    ("family", "dtype", "config"),
+    [
+        ("qwen3", torch.bfloat16, {}),
+        *((name, torch.float32, {}) for name in ("gpt2", "t5", "bart")),
+        ("opt", torch.float32, {"word_embed_proj_dim": 16}),  # OPT-350m: narrower on the outside
+    ],
 )
-def test_a_head_is_made_for_the_model(family: str, dtype: torch.dtype) -> None:
-    model = build(family, dtype=dtype)
+def test_a_head_is_made_for_the_model(family: str, dtype: torch.dtype, config: dict[str, int]) -> None:
+    model = build(family, dtype=dtype, config=config)
     head = add_draft_head(model, LEVELS)
-    vocabulary = families.VOCABULARY
+    vocabulary, size = families.VOCABULARY, config.get("word_embed_proj_dim", 32)
+    placeholders = tuple(range(vocabulary, vocabulary + 3))
     assert model.draft_head is head
-    assert head.config == DraftHeadConfig(
-        32, (2, 3, 2), placeholder_token_ids=tuple(range(vocabulary, vocabulary + 3))
-    )
+    assert head.config == DraftHeadConfig(size, (2, 3, 2), placeholder_token_ids=placeholders)
     assert [head.codebook(level).tolist() for level in range(3)] == LEVELS
     assert {parameter.dtype for parameter in head.parameters()} == {dtype}
-    assert model.get_input_embeddings().weight.shape == (vocabulary + 3, 32)
-    assert model.get_output_embeddings().weight.shape == (vocabulary + 3, 32)
+    assert model.get_input_embeddings().weight.shape == (vocabulary + 3, size)
+    assert model.get_output_embeddings().weight.shape == (vocabulary + 3, size)
     assert model.config.vocab_size == vocabulary + 3
     assert not head.training
     assert torch.equal(head.placeholder_embeddings, model.get_input_embeddings().weight[vocabulary:])
-
-
-def test_the_hidden_size_is_what_the_output_embeddings_read() -> None:
-    model = build("opt", config={"word_embed_proj_dim": 16})  # OPT-350m: narrower on the outside
-    assert add_draft_head(model, LEVELS).config.hidden_size == 16
 
 
 def test_a_head_is_drawn_from_torchs_generator_and_nothing_is_said(caplog: Any, capfd: Any) -> None:
@@ -154,27 +146,18 @@ def test_semantic_ids_give_codes_that_no_item_has() -> None:
     assert head.config.placeholder_token_ids == (62, 63)
 
 
-def test_ragged_semantic_ids_need_their_end_token() -> None:
-    ids = SemanticIds([[0, 1], [2, -1]], offset=10)
-    with pytest.raises(ValueError, match=r"do not tell the end token: pass codebooks.constraint_index\(eos_token_id="):
-        add_draft_head(build(), ids)
-    assert add_draft_head(build(), ids.constraint_index(eos_token_id=2)).config.num_levels == 3
-
-
 @pytest.mark.parametrize(
     ("levels", "options", "message"),
     [
         ([], {}, r"codebooks is \[\], expected a ConstraintIndex, SemanticIds, a DraftHead, or the token ids"),
         ("codes", {}, r"codebooks is 'codes', expected"),
         ([256, 256], {}, r"codebooks has torch.int64 of shape \[\] on level 1, expected a list of token ids"),
-        ([[3], []], {}, r"of shape \[0\] on level 2"),
         ([[3], [0.5]], {}, r"codebooks has torch.float32 of shape \[1\] on level 2"),
-        ([[3], [[4]]], {}, r"of shape \[1, 1\] on level 2"),
         ([[3], ["a"]], {}, r"codebooks has no list of token ids on level 2 \(.*\), expected one"),
         ([[3], [4, 5, 4]], {}, r"codebooks has token 4 twice on level 2, expected distinct ones"),
         ([[3], [4, -1]], {}, r"codebooks has token -1 on level 2, expected 0 to 63"),
         ([[3], [64]], {}, r"token 64 on level 2, expected 0 to 63, the model's vocabulary: .*resize_token_embeddings"),
-        (LEVELS, {"placeholder_tokens": ["<a>"]}, "placeholder_tokens=.*expected 3 distinct ones"),
+        (SemanticIds([[0, 1], [2, -1]]), {}, r"tell the end token: pass codebooks.constraint_index\(eos_token_id="),
         (LEVELS[:2], {"placeholder_tokens": ["<a>", "<a>"]}, "placeholder_tokens=.*expected 2 distinct ones"),
         (LEVELS[:2], {"placeholder_tokens": [1, 2]}, "expected strings such as '<SP_1>'"),
         (LEVELS, {"transition": "lstm"}, "transition='lstm', expected one of"),
@@ -187,11 +170,8 @@ def test_what_is_refused_changes_nothing(levels: Any, options: dict[str, Any], m
         add_draft_head(model, levels, tokenizer=tokenizer, **options)
     assert not hasattr(model, "draft_head")
     assert len(tokenizer) == model.get_input_embeddings().weight.shape[0] == 64
-
-
-def test_a_model_without_a_language_modelling_head_is_a_clear_error() -> None:
     with pytest.raises(ValueError, match="model is a Qwen3Model, expected one with a language-modelling head"):
-        add_draft_head(build().model, LEVELS)
+        add_draft_head(model.model, LEVELS)
 
 
 # Placeholders and tokenizers
@@ -281,14 +261,11 @@ def test_a_head_is_shared_with_its_placeholders_embeddings(saved: Path) -> None:
     head, model, tokenizer = DraftHead.from_pretrained(saved), build(seed=1), tokenizer_of()
     rows = head.placeholder_embeddings
     own = model.get_input_embeddings().weight.clone()
-    with pytest.raises(
-        ValueError, match=r"tokenizer has no token '<SP_1>', expected .* with id 64: load the tokenizer"
-    ):
+    with pytest.raises(ValueError, match=r"tokenizer has no token '<SP_1>', expected .* with id 64: load the"):
         check_tokenizer(head, tokenizer)
     assert add_draft_head(model, head, tokenizer=tokenizer) is head is model.draft_head
     weight = model.get_input_embeddings().weight
-    assert torch.equal(weight[64:], rows)
-    assert torch.equal(weight[:64], own)
+    assert torch.equal(weight, torch.cat([own, rows]))
     assert weight.requires_grad
     assert tokenizer.convert_tokens_to_ids(["<SP_1>", "<SP_3>"]) == [64, 66]
     # From now on the model's rows are the head's.
@@ -298,22 +275,15 @@ def test_a_head_is_shared_with_its_placeholders_embeddings(saved: Path) -> None:
     assert torch.equal(DraftHead.from_pretrained(saved).placeholder_embeddings, weight[64:])
 
 
-def test_a_head_takes_the_models_dtype(saved: Path) -> None:
-    model = build(dtype=torch.bfloat16)
-    head = add_draft_head(model, DraftHead.from_pretrained(saved))
-    assert {parameter.dtype for parameter in head.parameters()} == {torch.bfloat16}
-    assert head.codebook(0).dtype == torch.int64
-
-
-def test_a_head_that_was_part_of_no_model_brings_no_embeddings(tmp_path: Path) -> None:
-    head = DraftHead(DraftHeadConfig(32, (2, 3, 2), placeholder_token_ids=(10, 11, 12)), LEVELS)
-    head.save_pretrained(tmp_path)
-    head = DraftHead.from_pretrained(tmp_path)
+def test_a_head_that_was_part_of_no_model_brings_no_embeddings_and_takes_the_dtype(tmp_path: Path) -> None:
+    DraftHead(DraftHeadConfig(32, (2, 3, 2), placeholder_token_ids=(10, 11, 12)), LEVELS).save_pretrained(tmp_path)
+    head, model = DraftHead.from_pretrained(tmp_path), build(dtype=torch.bfloat16)
     assert head.placeholder_embeddings is None
-    model = build()
     before = model.get_input_embeddings().weight.clone()
     add_draft_head(model, head)
     assert torch.equal(model.get_input_embeddings().weight, before)
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.bfloat16}
+    assert head.codebook(0).dtype == torch.int64
 
 
 def test_a_head_without_its_model_says_so_instead_of_losing_the_embeddings(tmp_path: Path) -> None:
@@ -333,54 +303,37 @@ def test_a_head_without_its_model_says_so_instead_of_losing_the_embeddings(tmp_p
 
 
 def test_a_head_of_another_model_is_a_clear_error(saved: Path) -> None:
-    head = DraftHead.from_pretrained(saved)
-    narrow = build(config={"hidden_size": 16})
-    with pytest.raises(ValueError, match=r"has hidden_size=32, expected the model's, 16: it is another model's head"):
-        add_draft_head(narrow, head)
-    small = build(config={"vocab_size": 8})
-    with pytest.raises(ValueError, match=r"codebooks has token 9 on level 3, expected 0 to 7, the model's vocabulary"):
-        add_draft_head(small, head)
-    model = build()
+    head, model = DraftHead.from_pretrained(saved), build()
     shifted = tokenizer_of(60)
-    with pytest.raises(
-        ValueError, match=r"token '<SP_1>' with id 60, expected the draft head's placeholder with id 64"
+    without_first = tokenizer_of(60)
+    without_first.add_tokens(["<SP_2>"])
+    for target, options, message in (
+        (build(config={"hidden_size": 16}), {}, "has hidden_size=32, expected the model's, 16: it is another model's"),
+        (build(config={"vocab_size": 8}), {}, "codebooks has token 9 on level 3, expected 0 to 7, the model's"),
+        (model, {"tokenizer": shifted}, "token '<SP_1>' with id 60, expected the draft head's placeholder with id 64"),
+        (model, {"tokenizer": without_first}, "tokenizer has no token '<SP_1>'"),
+        (model, {"transition": "add"}, "codebooks is a DraftHead and .* is given, expected none of them"),
+        (model, {"use_state": False}, "codebooks is a DraftHead and .* is given"),
+        (model, {"use_placeholders": False}, "codebooks is a DraftHead and .* is given"),
+        (model, {"placeholder_tokens": ["<a>"]}, "codebooks is a DraftHead and .* is given"),
     ):
-        add_draft_head(model, head, tokenizer=shifted)
-    assert len(shifted) == 60  # nothing was added
-    shifted.add_tokens(["<SP_2>"])
-    with pytest.raises(ValueError, match="tokenizer has no token '<SP_1>'"):
-        add_draft_head(model, head, tokenizer=shifted)
-    head._placeholder_rows = torch.zeros(3, 16)
-    with pytest.raises(ValueError, match="placeholder embeddings of size 16, expected the model's, 32"):
-        add_draft_head(model, head)
-    assert not hasattr(model, "draft_head")
-    assert len(model.get_input_embeddings().weight) == 64
-    for options in (
-        {"transition": "add"},
-        {"use_state": False},
-        {"use_placeholders": False},
-        {"placeholder_tokens": ["<a>"]},
-    ):
-        with pytest.raises(ValueError, match="codebooks is a DraftHead and .* is given, expected none of them"):
-            add_draft_head(build(), DraftHead.from_pretrained(saved), **options)
+        with pytest.raises(ValueError, match=message):
+            add_draft_head(target, head, **options)
+        assert not hasattr(target, "draft_head")
+    assert (len(shifted), len(model.get_input_embeddings().weight)) == (60, 64)
 
 
 # Checkpoints
 
 
-CHECKPOINTS = [
-    ("qwen3", {"tie_word_embeddings": True}, torch.float32),
-    ("qwen3", {}, torch.bfloat16),
-    ("t5", {}, torch.float32),
-    ("t5", {"tie_word_embeddings": False}, torch.bfloat16),
-]
-
-
-@pytest.mark.parametrize(("family", "config", "dtype"), CHECKPOINTS)
+@pytest.mark.parametrize(
+    ("family", "is_tied", "dtype"),
+    [("qwen3", True, torch.float32), ("qwen3", False, torch.bfloat16), ("t5", False, torch.bfloat16)],
+)
 def test_a_checkpoint_survives_bit_by_bit(
-    family: str, config: dict[str, Any], dtype: torch.dtype, tmp_path: Path, caplog: Any
+    family: str, is_tied: bool, dtype: torch.dtype, tmp_path: Path, caplog: Any
 ) -> None:
-    model = build(family, config=config, dtype=dtype)
+    model = build(family, config={"tie_word_embeddings": is_tied}, dtype=dtype)
     add_draft_head(model, LEVELS)
     model.save_pretrained(tmp_path)
     again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, dtype="auto")
@@ -428,14 +381,11 @@ def test_one_file_of_two_is_a_clear_error(gone: str, left: str, saved: Path) -> 
         DraftHead.from_pretrained(saved)
 
 
-def test_a_head_in_the_folder_of_another_model_is_added_if_it_fits(saved: Path) -> None:
+def test_a_head_in_the_folder_of_another_model_is_added(saved: Path) -> None:
     build(seed=1).save_pretrained(saved)
     model = AutoModelForGenerativeRetrieval.from_pretrained(saved)
     assert same_heads(model.draft_head, DraftHead.from_pretrained(saved))
     assert len(model.get_input_embeddings().weight) == 67
-    build(config={"hidden_size": 16}).save_pretrained(saved)
-    with pytest.raises(ValueError, match="has hidden_size=32, expected the model's, 16"):
-        AutoModelForGenerativeRetrieval.from_pretrained(saved)
 
 
 def test_loading_into_a_model_keeps_a_head_of_the_same_shape(tmp_path: Path) -> None:
@@ -485,27 +435,13 @@ def test_a_frozen_model_keeps_its_weights_frozen(saved: Path) -> None:
 # Files
 
 
-def test_a_loaded_head_does_not_depend_on_its_file(saved: Path) -> None:
-    head = DraftHead.from_pretrained(saved)
-    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
-    path = saved / TENSORS_FILE
-    with path.open("rb+") as file:
-        file.write(bytes(path.stat().st_size))
-    assert same_tensors(before, head.state_dict())
-
-
 def test_a_save_that_fails_leaves_the_folder_as_it_was(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise safetensors.SafetensorError("No space left on device")
 
     (saved / "README.md").write_text("mine", encoding="utf-8")
-    before = contents(saved)
-    model = build(seed=1)
+    before, model = contents(saved), build(seed=1)
     head = add_draft_head(model, LEVELS)
-    with pytest.raises(
-        ValueError, match="save_directory='.*README.md' is a file, expected a folder: name another one"
-    ):
-        head.save_pretrained(saved / "README.md")
     with monkeypatch.context() as patch:
         patch.setattr(safetensors.torch, "save_file", full)
         with pytest.raises(OSError, match="draft_head.safetensors cannot be written: No space left"):
@@ -516,45 +452,40 @@ def test_a_save_that_fails_leaves_the_folder_as_it_was(saved: Path, monkeypatch:
     assert {name for name in after if after[name] != before[name]} == {TENSORS_FILE, JSON_FILE}  # the card is kept
 
 
-def cut(size: int) -> Any:
-    return lambda folder: (folder / TENSORS_FILE).write_bytes((folder / TENSORS_FILE).read_bytes()[:size])
+def edit(change: Any, name: str = TENSORS_FILE) -> Any:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
-def flip(folder: Path) -> None:
-    content = bytearray((folder / TENSORS_FILE).read_bytes())
-    content[-100] ^= 1
-    (folder / TENSORS_FILE).write_bytes(content)
-
-
-def described_as(text: str) -> Any:
-    return lambda folder: (folder / JSON_FILE).write_text(text, encoding="utf-8")
-
-
-NO_JSON = "draft_head_config.json is no description of a draft head: download it or save"
-DAMAGES: list[tuple[Any, str]] = [
-    *[(cut(size), r"is cut short \(.*\); hf_gr never unpickles") for size in (0, 4, 200, -1)],
-    (lambda folder: torch.save({"a": torch.zeros(1)}, folder / TENSORS_FILE), "hf_gr never unpickles"),
-    (
-        lambda folder: safetensors.torch.save_file({"a": torch.zeros(1)}, folder / TENSORS_FILE),
-        "holds no draft head, expected what save_pretrained writes",
-    ),
-    (flip, "draft_head.safetensors was altered after it was saved"),
-    *[(described_as(text), NO_JSON) for text in ("", "{", "[]", '{"hidden_size": 32}', "[" * 100_000)],
-    (
-        lambda folder: described_as((folder / JSON_FILE).read_text().replace("64", "63"))(folder),
-        "draft_head_config.json was altered after it was saved, expected its own digest",
-    ),
-    (
-        lambda folder: rewrite(folder, format_version=2),
-        r"format_version 2, expected at most 1: a newer hf_gr wrote it; pip install -U",
-    ),
-]
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (edit(lambda data: data[:-1]), r"is cut short \(.*\); hf_gr never unpickles"),
+        (lambda folder: torch.save({"a": torch.zeros(1)}, folder / TENSORS_FILE), "hf_gr never unpickles"),
+        (
+            edit(lambda _: safetensors.torch.save({"a": torch.zeros(1)})),
+            "holds no draft head, expected what save",
+        ),
+        (edit(lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]), "was altered after it was saved"),
+        (
+            edit(lambda _: b'{"hidden_size": 32}', JSON_FILE),
+            "is no description of a draft head: download it",
+        ),
+        (
+            edit(lambda data: data.replace(b"64", b"63"), JSON_FILE),
+            "altered after it was saved, expected its own",
+        ),
+    ],
+)
 def test_damaged_files_are_clear_errors(damage: Any, message: str, saved: Path) -> None:
+    """Other damage, and the code that heads and indexes share: tests/test_index.py."""
     damage(saved)
     with pytest.raises(ValueError, match=message):
+        DraftHead.from_pretrained(saved)
+
+
+def test_a_newer_format_is_a_clear_error(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_files, "FORMAT_VERSION", 0)
+    with pytest.raises(ValueError, match="format_version 1, expected at most 0: a newer hf_gr wrote it; pip install"):
         DraftHead.from_pretrained(saved)
 
 
@@ -575,10 +506,6 @@ def test_a_head_of_another_model_is_copied(tmp_path: Path) -> None:
     assert DraftHead.from_pretrained(tmp_path).placeholder_embeddings.equal(rows)
 
 
-def drop(name: str) -> Any:
-    return lambda tensors: tensors.pop(name)
-
-
 def put(name: str, tensor: Any) -> Any:
     return lambda tensors: tensors.update({name: tensor})
 
@@ -586,44 +513,30 @@ def put(name: str, tensor: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "fields", "message"),
     [
-        (drop("logit_heads.1.weight"), {}, r"there is no logit_heads.1.weight"),
-        (drop("codebook_2"), {}, r"there is no codebook_2"),
-        (put("more", torch.zeros(1)), {}, r"there is more, which the config does not speak of"),
-        (
-            put("embeddings.0.weight", torch.zeros(3, 32)),
-            {},
-            r"embeddings.0.weight is torch.float32 of shape \[3, 32\]",
-        ),
-        (put("transitions.1.bias_hh", torch.zeros(32).long()), {}, r"transitions.1.bias_hh is torch.int64"),
+        (lambda tensors: tensors.pop("logit_heads.1.weight"), {}, "there is no logit_heads.1.weight"),
+        (put("more", torch.zeros(1)), {}, "there is more, which the config does not speak of"),
+        (put("transitions.1.bias_hh", torch.zeros(32).long()), {}, "transitions.1.bias_hh is torch.int64"),
         (put("codebook_0", torch.tensor([3, 3])), {}, r"codebooks have \(1, 3, 2\) distinct tokens"),
-        (put("codebook_0", torch.tensor([3, -4])), {}, r"token below 0"),
-        *[
-            (put("logit_heads.1.weight", torch.full((3, 32), value)), {}, r"logit_heads.1.weight has NaN or infinity")
-            for value in (torch.nan, torch.inf, -torch.inf)
-        ],
-        (put("placeholder_embeddings", torch.full((3, 32), torch.nan)), {}, "placeholder_embeddings has NaN"),
+        (put("codebook_0", torch.tensor([3, -4])), {}, "token below 0"),
+        (put("logit_heads.1.weight", torch.full((3, 32), torch.nan)), {}, "logit_heads.1.weight has NaN or infinity"),
+        (put("placeholder_embeddings", torch.full((3, 32), -torch.inf)), {}, "placeholder_embeddings has NaN"),
         (
             put("placeholder_embeddings", torch.zeros(2, 32)),
             {},
-            r"placeholder_embeddings has shape \[2, 32\], expected",
+            r"placeholder_embeddings has shape \[2, 32\]",
         ),
-        (None, {"hidden_size": 16}, r"embeddings.0.weight is torch.float32 of shape \[2, 32\], expected \[2, 16\]"),
         (None, {"hidden_size": 2**20}, r"of shape \[2, 32\], expected \[2, 1048576\]"),  # before it takes 4 TiB
-        (None, {"hidden_size": None}, r"hidden_size=None"),
-        (None, {"codebook_sizes": [2, 3]}, r"distinct|placeholder_token_ids"),
-        (None, {"codebook_sizes": 7}, r"expected a sequence with an entry for every level"),
-        (None, {"codebook_sizes": [2, 3, 3]}, r"codebook_2 is torch.int64 of shape \[2\], expected \[3\]"),
+        (None, {"hidden_size": None}, "hidden_size=None"),
+        (None, {"codebook_sizes": [2, 3]}, "distinct|placeholder_token_ids"),
+        (None, {"codebook_sizes": 7}, "expected a sequence with an entry for every level"),
         (None, {"transition": "gru"}, r"transition='gru', expected one of \('rnn', 'add', 'none'\)"),
-        (None, {"transition": "none"}, r"there is embeddings.0.weight, which the config does not speak of"),
     ],
 )
 def test_tensors_that_do_not_fit_the_config_are_a_clear_error(
     change: Any, fields: dict[str, Any], message: str, saved: Path
 ) -> None:
     rewrite(saved, change, **fields)
-    with pytest.raises(
-        ValueError, match=rf"draft_head.safetensors holds no draft head \(.*({message}).*\): download it"
-    ):
+    with pytest.raises(ValueError, match=rf"safetensors holds no draft head \(.*({message}).*\): download it"):
         DraftHead.from_pretrained(saved)
 
 
@@ -640,33 +553,6 @@ def test_the_card_says_what_the_head_is(use_placeholders: bool, tmp_path: Path) 
     for told in ("level: 2, 3, 2.", "4,608 parameters in float32", "size of 32, transition `rnn`, a state"):
         assert told in text
     assert ("placeholders `<SP_1>` (64), `<SP_2>` (65)" if use_placeholders else "no placeholders.") in text
-
-
-def cached_repository(folder: Path, cache: Path, *, without: tuple[str, ...] = ()) -> None:
-    """A folder as a download of `me/model`."""
-    commit = "0123456789" * 4
-    repository = cache / "models--me--model"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(commit)
-    shutil.copytree(folder, repository / "snapshots" / commit, ignore=lambda *_: without)
-
-
-@pytest.mark.parametrize("without", [(), (JSON_FILE,), (TENSORS_FILE,), (JSON_FILE, TENSORS_FILE)])
-def test_a_repositorys_head_is_found_in_the_cache(without: tuple[str, ...], tmp_path: Path) -> None:
-    model = build()
-    add_draft_head(model, LEVELS)
-    model.save_pretrained(tmp_path / "model")
-    cached_repository(tmp_path / "model", tmp_path / "cache", without=without)
-    arguments = {"cache_dir": tmp_path / "cache", "local_files_only": True, "revision": "main"}
-    if len(without) == 1:
-        with pytest.raises(ValueError, match=f"'me/model' has draft_head.* and no {without[0]}, expected both or"):
-            AutoModelForGenerativeRetrieval.from_pretrained("me/model", **arguments)
-        return
-    loaded = AutoModelForGenerativeRetrieval.from_pretrained("me/model", **arguments)
-    if without:
-        assert not hasattr(loaded, "draft_head")
-    else:
-        assert same_heads(loaded.draft_head, model.draft_head)
 
 
 def test_a_pushed_checkpoint_has_its_head_and_keeps_a_card_that_somebody_wrote(hub: HubServer) -> None:

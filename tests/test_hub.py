@@ -5,10 +5,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import pytest
 import torch
 from hub_server import HubServer
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.errors import HTTPError
 from typer.testing import CliRunner
 
 import hf_gr
@@ -135,50 +132,21 @@ def test_subfolder_and_cache_dir_are_where_they_say(hub: HubServer, tmp_path: Pa
 # Who may
 
 
-def test_a_private_repository_is_for_its_owner(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_repository_is_for_its_owner(hub: HubServer) -> None:
     make_index().push_to_hub("me/catalogue", private=True)
     assert hub.repositories["me/catalogue"].private
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
-    eve, wrong = hub.add_user("eve"), "hf_" + "0" * 34
     for refused, expected in (
         (False, "check the name, revision= and subfolder=, and token= if it is private"),
-        (eve, "check the name, revision= and subfolder=, and token= if it is private"),
-        (wrong, "the Hub refuses .*check token=, which may be wrong, expired"),
+        ("hf_" + "0" * 34, "the Hub refuses .*check token=, which may be wrong, expired"),
     ):
         with pytest.raises(ValueError, match=expected) as caught:
             ConstraintIndex.from_pretrained("me/catalogue", token=refused, cache_dir="empty")
-        assert str(refused) not in str(caught.value) or refused is False
+        assert not refused or str(refused) not in str(caught.value)
         assert cached(Path("empty")) == []
-    monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(ValueError, match="token= if it is private"):
-        ConstraintIndex.from_pretrained("me/catalogue", cache_dir="empty")
-    assert same(ConstraintIndex.from_pretrained("me/catalogue", token=hub.token, cache_dir="mine"), make_index())
-    hub.fail("HEAD", "/resolve/", status=403, times=99)
+    hub.fail("HEAD", "/resolve/", status=403)
     with pytest.raises(ValueError, match=r"the Hub refuses constraint_index.json of 'me/catalogue' .*check token="):
         ConstraintIndex.from_pretrained("me/catalogue", token=hub.token, cache_dir="empty")
-
-
-@pytest.mark.parametrize("who", ["nobody", "eve", "wrong"])
-def test_only_the_owner_pushes(who: str, hub: HubServer) -> None:
-    make_index().push_to_hub("me/catalogue")
-    before = hub.commit("me/catalogue")
-    token: Any = {"nobody": False, "eve": hub.add_user("eve"), "wrong": "hf_" + "0" * 34}[who]
-    with pytest.raises(HfHubHTTPError, match="403" if who == "eve" else "401") as caught:
-        other_index().push_to_hub("me/catalogue", token=token)
-    assert str(token) not in str(caught.value) or token is False
-    with pytest.raises(HfHubHTTPError):
-        other_index().push_to_hub("me/new", token=token)
-    assert (hub.commit("me/catalogue"), list(hub.repositories)) == (before, ["me/catalogue"])
-
-
-def test_a_token_goes_to_the_hub_alone(hub: HubServer) -> None:
-    make_index().push_to_hub("me/catalogue", private=True)
-    ConstraintIndex.from_pretrained("me/catalogue")
-    to_storage = [request for request in hub.requests if request.path.startswith("/objects/")]
-    assert {request.method for request in to_storage} == {"PUT", "GET"}
-    assert not any(hub.token in json.dumps(request.headers) for request in to_storage)
-    assert all(hub.token in json.dumps(request.headers) for request in hub.requests if request not in to_storage)
-    assert not any(hub.token in request.path + str(request.query) + str(request.body) for request in hub.requests)
 
 
 # What goes wrong on the way down
@@ -187,10 +155,8 @@ def test_a_token_goes_to_the_hub_alone(hub: HubServer) -> None:
 @pytest.mark.parametrize(
     ("method", "pattern", "fault"),
     [
-        ("HEAD", f"{JSON_FILE}$", {"status": 503}),
         ("HEAD", f"{ARRAYS_FILE}$", {"loses_answer": True}),
-        ("GET", f"{JSON_FILE}$", {"after": 100}),
-        ("GET", "^/objects/", {"status": 503}),
+        ("GET", f"{JSON_FILE}$", {"status": 503}),
         ("GET", "^/objects/", {"after": 100}),
     ],
 )
@@ -232,10 +198,8 @@ def test_what_is_cached_needs_no_hub(hub: HubServer, waits: list[float], monkeyp
 # What goes wrong on the way up
 
 UPLOAD_FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "preupload": ("POST", "/preupload/", {"status": 503}),
     "upload": ("PUT", "^/objects/", {"status": 503}),
     "upload cut": ("PUT", "^/objects/", {"after": 100}),
-    "verify": ("POST", "/info/lfs/verify", {"status": 500}),
     "commit cut": ("POST", "/commit/", {"after": 100}),
 }
 
@@ -250,11 +214,9 @@ def test_an_upload_that_fails_leaves_the_repository_as_before(
     before, files = hub.commit("me/catalogue"), hub.files("me/catalogue")
     method, pattern, fault = UPLOAD_FAULTS[name]
     hub.fail(method, pattern, times=99, **fault)
-    expected = (ConnectionError,) if "upload" in name[:6] or name == "verify" else (HTTPError,)
-    with pytest.raises(expected) as caught:
+    said = r"me/catalogue is as before, .*safetensors.*: push again" if "upload" in name else None
+    with pytest.raises(ConnectionError if said else HTTPError, match=said):
         other_index().push_to_hub("me/catalogue")
-    if expected == (ConnectionError,):
-        assert re.search(r"me/catalogue is as before, .*safetensors.*: push again", str(caught.value))
     assert (hub.commit("me/catalogue"), hub.files("me/catalogue")) == (before, files)
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -303,23 +265,19 @@ def load(repo_id: str = "me/recommender", **options: Any) -> Any:
     return AutoModelForGenerativeRetrieval.from_pretrained(repo_id, **options)
 
 
-def test_a_draft_head_goes_to_the_hub_and_back(hub: HubServer, tmp_path: Path) -> None:
+def test_a_draft_head_goes_to_the_hub_and_back(hub: HubServer) -> None:
     model, newer = make_model(), make_model(seed=1)  # a head needs its model to be saved
     head = model.draft_head
     assert COMMIT.search(head.push_to_hub("head", private=True, commit_message="hello"))
     assert sorted(hub.files("me/head")) == sorted(["README.md", *HEAD_FILES])
     assert b'DraftHead.from_pretrained("me/head")' in hub.files("me/head")["README.md"]
-    assert hub.repositories["me/head"].commits[hub.commit("me/head")].title == "hello"
-    loaded = DraftHead.from_pretrained("me/head")
-    assert loaded.config == head.config
-    assert same_weights(loaded, head)
     HfApi().create_tag("me/head", tag="v1")
     newer.draft_head.push_to_hub("me/head")
     assert not same_weights(DraftHead.from_pretrained("me/head"), head)
-    assert same_weights(DraftHead.from_pretrained("me/head", revision="v1"), head)
-    assert same_weights(DraftHead.from_pretrained("me/head", revision="v1", local_files_only=True), head)
-    with pytest.raises(ValueError, match="token= if it is private"):
-        DraftHead.from_pretrained("me/head", token=False, cache_dir=tmp_path / "empty")
+    for options in ({}, {"local_files_only": True}):
+        loaded = DraftHead.from_pretrained("me/head", revision="v1", **options)
+        assert loaded.config == head.config
+        assert same_weights(loaded, head)
 
 
 def test_a_checkpoint_carries_its_draft_head_and_its_catalogue(hub: HubServer) -> None:
@@ -340,26 +298,20 @@ def test_a_checkpoint_carries_its_draft_head_and_its_catalogue(hub: HubServer) -
         assert loaded.draft_head.config == pushed.draft_head.config
         assert answers(loaded, index) == answers(pushed, index, constraint_index=index) != set()
         assert answers(loaded, index, drafting="head") != set()
-    with pytest.raises(OSError, match="private repository"):
-        load(token=False, cache_dir="empty")
 
 
-@pytest.mark.parametrize("subfolder", ["", "eu/de"])
-def test_a_saved_checkpoint_is_uploaded_as_one_commit(subfolder: str, hub: HubServer, tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_uploaded_as_one_commit(hub: HubServer, tmp_path: Path) -> None:
     model = make_model(catalogue=".")
     model.save_pretrained(tmp_path / "checkpoint")
     make_index().save_pretrained(tmp_path / "checkpoint")
     HfApi().create_repo("me/recommender")
-    HfApi().upload_folder(repo_id="me/recommender", folder_path=tmp_path / "checkpoint", path_in_repo=subfolder)
-    assert len(hub.asked("POST", "/commit/")) == 1
-    loaded = load(subfolder=subfolder)
-    assert same_weights(loaded, model)
-    assert answers(loaded, make_index()) != set()
-    asked = len(hub.requests)
-    again = load(subfolder=subfolder, local_files_only=True)
-    assert same_weights(again, model)
-    assert answers(again, make_index()) == answers(loaded, make_index())
-    assert len(hub.requests) == asked
+    HfApi().upload_folder(repo_id="me/recommender", folder_path=tmp_path / "checkpoint", path_in_repo="eu/de")
+    for options in ({}, {"local_files_only": True}):
+        asked = len(hub.requests)
+        loaded = load(subfolder="eu/de", **options)
+        assert same_weights(loaded, model)
+        assert answers(loaded, make_index()) != set()
+        assert (len(hub.requests) == asked) == bool(options)
 
 
 def test_a_checkpoint_is_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer) -> None:
@@ -429,14 +381,12 @@ def test_a_catalogue_that_a_model_names_is_loaded_as_the_model_was(
     before = len(hub.requests)
     assert answers(load(cache_dir=tmp_path / "cache", local_files_only=True, revision="v1"), make_index()) != set()
     assert len(hub.requests) == before
+    model.save_pretrained(tmp_path / "saved")
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(hub.token.encode() in data for data in kept)
 
 
 # From the command line, and to every user of a table
-
-
-def write_users(path: Path) -> Path:
-    path.write_text("".join(json.dumps({"seen": items}) + "\n" for items in (["ham"], ["jam", "yam"])))
-    return path
 
 
 def command(*arguments: Any) -> Any:
@@ -457,7 +407,7 @@ def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
     assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
     make_index().push_to_hub("me/catalogue")
     users, output = tmp_path / "users.jsonl", tmp_path / "out.parquet"
-    users.write_text('{"seen": ["ham"]}\n{"seen": ["jam", "yam"]}\n')
+    users.write_text('{"seen": ["ham"]}\n{"seen": ["jam", "yam"]}\n', encoding="utf-8")
     options = ("--input", users, "--output", output, "--history", "seen", "--top-k", 2, "--num-beams", 2)
     result = command("recommend", "--model", "me/recommender", "--index", "me/catalogue", *options)
     assert result.exit_code == 0, result.output
@@ -480,80 +430,3 @@ def test_a_command_that_the_hub_fails_says_so_on_one_line(hub: HubServer, waits:
         (said,) = [line for line in result.stderr.splitlines() if line.startswith(f"hf-gr index {arguments[0]}: ")]
         assert told in said
         assert "Traceback" not in result.output
-
-
-# A user's own process: what it writes, and what it reveals of the token
-
-STORY = """
-import logging, os, sys
-logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
-import torch, transformers, huggingface_hub
-for name in ("hf_gr", "huggingface_hub", "transformers"):
-    logging.getLogger(name).setLevel(logging.DEBUG)
-    logging.getLogger(name).propagate = True
-sys.path.insert(0, sys.argv[1])
-from test_hub import ITEMS, answers, load, make_index, make_model
-from hf_gr import ConstraintIndex, DraftHead
-
-target = sys.argv[2]
-make_model(catalogue=".").push_to_hub("me/recommender", private=True)
-make_index().push_to_hub("me/recommender")
-model = load()
-assert answers(model, make_index(), drafting="head") <= {*ITEMS}
-model.draft_head.push_to_hub("me/head", private=True, token=os.environ["HF_TOKEN"])
-DraftHead.from_pretrained("me/head", token=os.environ["HF_TOKEN"]).save_pretrained(target)
-ConstraintIndex.from_pretrained("me/recommender").save_pretrained(target)
-model.save_pretrained(target)
-os.environ["HF_TOKEN"] = "hf_" + "1" * 34  # from now on a wrong one
-for attempt in (
-    lambda: ConstraintIndex.from_pretrained("me/recommender", revision="v9"),
-    lambda: load(revision="v9"),
-    lambda: make_index().push_to_hub("me/other"),
-    lambda: make_index().push_to_hub("me/other", token=os.environ["EVES_TOKEN"]),
-    lambda: ConstraintIndex.from_pretrained("me/recommender", revision="v9", token=os.environ["EVES_TOKEN"]),
-):
-    try:
-        attempt()
-    except Exception:
-        logging.getLogger("story").exception("as expected")
-    else:
-        raise AssertionError("was let in")
-print("done")
-"""
-
-
-@pytest.mark.slow
-def test_nothing_is_written_elsewhere_and_no_token_anywhere(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("home", "tmp", "cwd", "hf", "target")}
-    for folder in folders.values():
-        folder.mkdir()
-    with HubServer() as hub:
-        eve = hub.add_user("eve")
-        done = subprocess.run(
-            [sys.executable, "-c", STORY, str(Path(__file__).parent), str(folders["target"])],
-            env={
-                **{name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ},
-                **hub.environment(folders["hf"]),
-                "HOME": str(folders["home"]),
-                "TMPDIR": str(folders["tmp"]),
-                "EVES_TOKEN": eve,
-                "HF_DEBUG": "1",  # the client tells all that it asks
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-            cwd=folders["cwd"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        told = done.stdout + done.stderr
-        assert (done.returncode, done.stdout.endswith("done\n"), hub.problems) == (0, True, []), told[-3000:]
-        everything = [told.encode(), *(data for repo in hub.repositories for data in hub.files(repo).values())]
-        for folder in folders.values():
-            paths = [path for path in folder.rglob("*") if path.is_file()]
-            everything += [data for path in paths for data in (str(path).encode(), path.read_bytes())]
-            assert bool(paths) == (folder in (folders["hf"], folders["target"])), paths
-        # It is told what was sent, so that a token would have been seen: it is masked there.
-        assert re.search(r"curl .*authorization: <TOKEN>", told)
-        assert told.count("as expected") == 5
-        for token in (hub.token, eve, "hf_" + "1" * 34):
-            assert not any(token.encode() in data for data in everything)
