@@ -118,6 +118,9 @@ def test_answers_are_those_of_generate(http: httpx.Client, checkpoint: Path) -> 
     assert ask(http, history=history, filter=["B01", "B09"], rule="few")["items"] == ["B01"]
     answer = ask(http, history=["nothing"])
     assert (answer["items"], answer["scores"], answer["is_fallback"]) == (["B05", "B06"], None, True)
+    change, key = {"add": [{"item_id": "B99", "sequence": [1000, 1, 2]}]}, {"authorization": "Bearer change"}
+    told = http.patch("/v1/catalogue", json=change, headers=key)
+    assert (told.status_code, "vocabulary" in told.text) == (422, True)
 
 
 ODD: list[Any] = [
@@ -141,23 +144,6 @@ def test_odd_requests_are_answered_or_refused_by_name(http: httpx.Client) -> Non
             told[status] += 1
     assert told[200] > 10
     assert told[422] > 60
-
-
-def test_the_catalogue_changes(http: httpx.Client, checkpoint: Path) -> None:
-    headers = {"authorization": "Bearer change"}
-    before = ask(http, history=["B03", "B04"])
-    change = {"remove": [before["items"][0]]}
-    assert http.patch("/v1/catalogue", json=change).status_code == 401
-    told = http.patch("/v1/catalogue", json=change, headers=headers).json()
-    after = ask(http, history=["B03", "B04"])
-    assert after["catalogue_version"] == told["version"] == before["catalogue_version"] + 1
-    assert after["items"][:2] == before["items"][1:]
-    change = {"add": [{"item_id": "B99", "sequence": [1000, 1, 2]}]}
-    response = http.patch("/v1/catalogue", json=change, headers=headers)
-    assert (response.status_code, "vocabulary" in response.text) == (422, True)
-    told = http.put("/v1/catalogue", json={"index": str(checkpoint)}, headers=headers).json()
-    again = ask(http, history=["B03", "B04"])
-    assert (again["items"], again["catalogue_version"]) == (before["items"], told["version"])
 
 
 # Options
@@ -197,7 +183,6 @@ def test_updates_outlive_a_server(checkpoint: Path, tmp_path: Path, served: list
     ("host", "keys", "read_only"),
     [
         ("127.0.0.1", [], False),
-        ("localhost", [], False),
         ("::1", [], False),
         ("0.0.0.0", [], True),
         ("0.0.0.0", ["--admin-key", "change"], False),

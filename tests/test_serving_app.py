@@ -101,40 +101,27 @@ async def test_requests_and_answers() -> None:
 
 WRONG_QUESTIONS: list[tuple[bytes, str, str]] = [
     (b"{", "body", "JSON"),
-    (b"", "body", "JSON"),
     (b'{"seed": NaN}', "body", "JSON"),
     (b'{"text": "\xff"}', "body", "JSON"),
     (b'{"text": "\\ud800"}', "body", "JSON"),
     (b"[" * 100_000, "body", "JSON"),
-    (b'"text"', "body", "object"),
     (b"null", "body", "object"),
     (b'{"histroy": ["B01"]}', "histroy", "no such argument"),
     (b'{"history": "B01"}', "history", "list"),
     (b'{"history": ["B01", 1.5]}', "history[1]", "item id"),
     (b'{"history": [true]}', "history[0]", "item id"),
-    (b'{"history": [null]}', "history[0]", "item id"),
-    (b'{"history": [["B01"]]}', "history[0]", "item id"),
     (b'{"history": ["B01"], "num_beams": 0}', "num_beams", "greater than or equal to 1"),
-    (b'{"history": ["B01"], "num_beams": "20"}', "num_beams", "integer"),
     (b'{"history": ["B01"], "num_beams": 1e400}', "num_beams", "integer"),
     (b'{"history": ["B01"], "num_beams": 1' + b"0" * 4000 + b"}", "num_beams", "less than"),
-    (b'{"history": ["B01"], "seed": -1}', "seed", "greater than or equal to 0"),
-    (b'{"history": ["B01"], "timeout_ms": 0}', "timeout_ms", "greater than or equal to 1"),
     (b'{"tokens": [1, "2"]}', "tokens[1]", "integer"),
-    (b'{"history": ["B01"], "rule": ["europe"]}', "rule", "string"),
     (b'{"history": ["B01"], "exclude": null}', "exclude", "list"),
 ]
 WRONG_CHANGES: list[tuple[Any, str, str]] = [
     ({"remove": ["B01", "nothing"]}, "remove", "'nothing'"),
-    ({"remove": "B01"}, "remove", "list"),
     ({"add": [{"item_id": "B98"}]}, "add[0].sequence", "a value"),
     ({"add": [{"item_id": "B98", "sequence": []}]}, "add[0].sequence", "expected one item or more: "),
-    ({"add": [{"item_id": "B98", "sequence": [5, -1]}]}, "", "add: "),
     ({"add": [{"item_id": "B98", "sequence": [2**70]}]}, "", "add: "),
-    ({"add": [{"item_id": 98, "sequence": [5, 6]}]}, "", "string"),
     ({"remove": ["B01"], "rules": {"europe": ["B01"]}}, "rules['europe']", "'B01'"),
-    ({"rules": {"nowhere": None}}, "rules['nowhere']", "None"),
-    ({"rules": {"": ["B01"]}}, "rules", "''"),
     ({"rules": {"europe": [1.5]}}, "rules.europe[0]", "item id"),
     ({"delete": ["B01"]}, "delete", "no such argument: omit it;"),
     ([], "body", "object"),
@@ -217,20 +204,6 @@ async def test_a_large_body_is_not_read() -> None:
     assert len(engine.asked) == 1
     with pytest.raises(ValueError, match="max_body=0, expected more than 0"):
         Limits(max_body=0)
-
-
-@in_loop
-async def test_a_body_that_does_not_come() -> None:
-    async def slowly() -> AsyncIterator[bytes]:
-        yield b'{"history": '
-        await asyncio.sleep(5)
-        yield b'["B01"]}'
-
-    async with client(limits=Limits(body_timeout=0.05)) as http:
-        start = asyncio.get_running_loop().time()
-        response = await http.post("/v1/recommend", content=slowly())
-        assert asyncio.get_running_loop().time() - start < 3
-        assert "0.05 seconds" in (await error_of(response, 408))["message"]
 
 
 @in_loop
