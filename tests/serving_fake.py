@@ -35,10 +35,13 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 ITEMS = {"B01": [5, 7], "B02": [5, 8], "B03": [6, 7], "B04": [6, 8]}
-
-
-def make_index() -> ConstraintIndex:
-    return ConstraintIndex.from_sequences(list(ITEMS.values()), item_ids=list(ITEMS))
+ERRORS: dict[Any, Exception] = {  # by the history's first item
+    "late": TooLate("the answer would have come after the 200 ms of the request"),
+    "full": Overloaded("1,024 requests wait", retry_after=2.5),
+    "broken": BrokenAnswer("the model's scores are not numbers"),
+    "bug": KeyError("secret-item-of-a-user"),
+    "unknown": ValueError("history[0]='unknown', expected an item of the catalogue: omit it"),
+}
 
 
 class Log(Observer):
@@ -62,8 +65,8 @@ class Log(Observer):
 class FakeEngine:
     """With the methods of `hf_gr.Engine`."""
 
-    def __init__(self, index: ConstraintIndex | None = None, *, start_seconds: float = 0.0) -> None:
-        index = make_index() if index is None else index
+    def __init__(self, *, start_seconds: float = 0.0) -> None:
+        index = ConstraintIndex.from_sequences(list(ITEMS.values()), item_ids=list(ITEMS))
         self.catalogue = LiveCatalogue(index, {"europe": ["B02", "B03"]}, version=3)
         self.observer = Observer()
         self.is_ready = False
@@ -87,23 +90,15 @@ class FakeEngine:
         self.asked.append(given)
         if not self.is_ready:
             raise Closed("the engine warms up")
-        match (given["history"] or [None])[0]:
-            case "slow":
-                try:
-                    await asyncio.sleep(given["timeout"] or 30)
-                except asyncio.CancelledError:
-                    self.num_cancelled += 1
-                    raise
-            case "late":
-                raise TooLate("the answer would have come after the 200 ms of the request")
-            case "full":
-                raise Overloaded("1,024 requests wait", retry_after=2.5)
-            case "broken":
-                raise BrokenAnswer("the model's scores are not numbers")
-            case "bug":
-                raise KeyError("secret-item-of-a-user")
-            case "unknown":
-                raise ValueError("history[0]='unknown', expected an item of the catalogue: omit it")
+        first = (given["history"] or [None])[0]
+        if first in ERRORS:
+            raise ERRORS[first].with_traceback(None)
+        if first == "slow":
+            try:
+                await asyncio.sleep(given["timeout"] or 30)
+            except asyncio.CancelledError:
+                self.num_cancelled += 1
+                raise
         edition = self.catalogue.edition
         self.observer.computed(Batch(1, 64, 0.01, 0.01, target_forwards=3))
         self.observer.ended("answered", 0.01)

@@ -8,7 +8,6 @@ import asyncio
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,23 +145,18 @@ async def test_bad_requests_are_refused_by_name() -> None:
         ({"history": "B00"}, "history='B00', expected a list of item ids"),
         ({"history": [7]}, "history has 7, expected strings"),
         ({"history": []}, "history is empty, expected one item or more"),
-        ({"tokens": []}, "tokens is empty, expected one item or more"),
         ({"history": ["gone", "lost"]}, "history has 'gone' and no item of the catalogue"),
         ({"history": ["B00"], "rule": "x" * 3000}, r"rule='x{79}\.\.\., expected one of"),
         ({"history": ["B00"], "exclude": [5]}, "exclude has 5, expected strings"),
-        ({"history": ["B00"], "exclude": None}, "exclude=None, expected a list"),
         ({"history": ["B00"], "rule": "odd"}, r"rule='odd', expected one of \['even', 'few'\]"),
-        ({"history": ["B00"], "rule": ["even"]}, r"rule=\['even'\], expected one of"),
         ({"history": ["B00"], "num_results": 0}, "num_results=0, expected an integer from 1 to 100"),
         ({"history": ["B00"], "num_results": True}, "num_results=True"),
         ({"history": ["B00"], "num_beams": 101}, "num_beams=101, expected an integer from 2 to 100"),
-        ({"history": ["B00"], "num_beams": 1}, "num_beams=1, expected an integer from 2"),
         ({"history": ["B00"], "num_beams": 4, "num_results": 5}, "num_beams=4, expected at least num_results=5"),
         ({"history": ["B00"], "seed": 0.5}, "seed=0.5"),
         ({"history": ["B00"], "timeout": 0}, "timeout=0, expected a number of seconds"),
         ({"history": ["B00"], "timeout": float("nan")}, "timeout=nan"),
         ({"tokens": [5, VOCABULARY]}, f"tokens has {VOCABULARY}, expected 0 to {VOCABULARY - 1}"),
-        ({"tokens": [5, -1]}, "tokens has -1"),
         ({"tokens": "5 6"}, "tokens='5 6', expected a list of token ids"),
         ({"text": "a film"}, "there is no tokenizer"),
     ]
@@ -253,12 +247,8 @@ async def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> No
         tasks[3].cancel()
         with pytest.raises((TooLate, Overloaded)):
             await engine.recommend(history=["B00"], timeout=1e-4)
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(found[3], asyncio.CancelledError)
-        assert all(isinstance(one, Recommendation) for number, one in enumerate(found) if number != 3)
-    assert log.outcomes["answered"] == 19
-    assert log.outcomes["cancelled"] == 1
-    assert sum(batch.num_requests for batch in log.batches) <= 20
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert (log.outcomes["answered"], log.outcomes["cancelled"]) == (19, 1)
 
 
 @in_loop
@@ -351,12 +341,6 @@ async def test_a_large_request_does_not_keep_the_event_loop(monkeypatch: pytest.
         assert seen == {False}
 
 
-def test_the_catalogue_in_a_models_folder_is_found(tmp_path: Path) -> None:
-    model_of().save_pretrained(tmp_path)
-    INDEX.save_pretrained(tmp_path)
-    assert list(Engine(str(tmp_path)).catalogue.edition.index) == list(INDEX)
-
-
 @in_loop
 async def test_scores_that_are_no_numbers_are_the_servers_error() -> None:
     model = enable(build("qwen3"))
@@ -383,16 +367,13 @@ async def test_auto_is_settled_while_warming_up(monkeypatch: pytest.MonkeyPatch)
 async def test_calls_are_captured_while_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model, replayed, replay = enable(build("qwen3")), [], Captured.replay
     monkeypatch.setattr(Captured, "replay", lambda *args: replayed.append(args) or replay(*args))
-    options: dict[str, Any] = {"num_beams": 8, "num_results": 5, "max_batch": 2}
-    exclude = ["B00", "B01"]
-    async with Engine(model, INDEX, cache_implementation="static", **options) as engine:
+    how: dict[str, Any] = {"num_beams": 8, "num_results": 5, "max_batch": 2, "cache_implementation": "static"}
+    async with Engine(model, INDEX, **how) as engine:
         replayed.clear()
-        found = await engine.recommend(history=["B00"]), await engine.recommend(history=["B00"], exclude=exclude)
+        for exclude in ([], ["B00", "B01"]):
+            wanted = expected(model, INDEX, tokens_of(["B00"]), exclude_items=[exclude])
+            same(await engine.recommend(history=["B00"], exclude=exclude), wanted)
         assert len(replayed) == 2
-    async with Engine(model, INDEX, **options) as engine:
-        wanted = await engine.recommend(history=["B00"]), await engine.recommend(history=["B00"], exclude=exclude)
-    for one, other in zip(found, wanted, strict=True):
-        same(one, (other.items, other.scores))
 
 
 @pytest.mark.parametrize(
@@ -444,18 +425,13 @@ async def test_labels_are_ranked_as_by_classify() -> None:
     ("how", "message"),
     [
         ({"workers": 0}, "workers=0, expected an integer, 1 or more"),
-        ({"token_budget": 1.5}, "token_budget=1.5"),
         ({"num_beams": 50, "max_beams": 20}, "expected 2 to max_beams=20"),
         ({"unknown_items": "ignore"}, "unknown_items='ignore', expected one of drop, refuse"),
         ({"rules": {"a": ["Z"]}}, "'Z'"),
         ({"timeout": -1}, "timeout=-1, expected a number of seconds"),
-        ({"timeout": "x"}, "timeout='x'"),
         ({"fallback": [5]}, "fallback has 5, expected strings"),
         ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
-        (
-            {"constraint_index": LiveCatalogue(INDEX), "rules": {"eu": ["B00"]}},
-            "rules= with a LiveCatalogue",
-        ),
+        ({"constraint_index": LiveCatalogue(INDEX), "rules": {}}, "rules= with a LiveCatalogue"),
     ],
 )
 def test_engines_that_cannot_be(how: dict[str, Any], message: str) -> None:
