@@ -57,7 +57,6 @@ class TableModel:
         self.takes_prompt = takes_prompt
         self.scored: list[list[int]] = []  # of every forward: the nodes of its levels
         self.deepest = 0  # tokens from the prompt to any node, padding included
-        self.work = 0  # nodes of all rows and forwards, padding included
 
     def __call__(self) -> TableScorer:
         return TableScorer(self)
@@ -88,7 +87,6 @@ class TableScorer:
 
     def _score(self, levels: Sequence[Nodes], depth: Depth) -> list[torch.Tensor]:
         self.model.scored.append([nodes.tokens.shape[1] for nodes in levels])
-        self.model.work += sum(nodes.tokens.numel() for nodes in levels)
         alike = isinstance(depth, int)
         wanted = torch.tensor([range(depth, depth + len(levels))] * len(self.prefixes) if alike else depth)
         self.model.deepest = max(self.model.deepest, int(wanted.max()))
@@ -137,12 +135,10 @@ def random_catalogue(rng: random.Random, num_rows: int, *, ragged: bool) -> Devi
         gone = rng.sample(ids, len(ids) // 3)
         index.remove(gone)
         ids = sorted(set(ids) - set(gone))
-    views = [index]
+    views, excluded = [index], None
     if rng.random() < 0.3:
-        views = [index.where(rng.sample(ids, rng.randint(1, len(ids)))) for _ in range(num_rows)]
-    elif rng.random() < 0.2:
-        views = [index.where(rng.sample(ids, rng.randint(1, len(ids))))]
-    excluded = None
+        number = rng.choice((1, num_rows))
+        views = [index.where(rng.sample(ids, rng.randint(1, len(ids)))) for _ in range(number)]
     if rng.random() < 0.3:
         excluded = [rng.sample(ids, rng.randint(0, len(ids) // 2)) for _ in range(num_rows)]
         views = views if len(views) == num_rows else views * num_rows

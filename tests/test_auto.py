@@ -24,7 +24,6 @@ from hf_gr.core.auto import LEAST_GAIN, ROOM, WIDER_BY, Costs, Search, choose_dr
 from hf_gr.generation import drafts
 from hf_gr.generation.torch import drafts as of_torch
 
-BEAUTY = (1, 91, 6539, 11172, 12023)  # nodes of the Beauty catalogue by level
 REL_TOL = 1e-9  # sums of a few doubles
 
 
@@ -71,22 +70,6 @@ def test_the_budget_is_the_best_of_all(seed: int) -> None:
     assert found == pytest.approx(best, rel=REL_TOL, abs=1e-15)
     if abs(best - (1 - LEAST_GAIN) * plain) > REL_TOL * plain:
         assert name == ("trie" if best < (1 - LEAST_GAIN) * plain else "none")
-
-
-@pytest.mark.parametrize(
-    ("widths", "forward", "token", "expected"),
-    [
-        (BEAUTY, 8e-3, 2e-4, ("trie", 49)),  # the last two levels in one forward: 2 instead of 3
-        (BEAUTY, 8e-3, 1e-4, ("trie", 91)),  # 91 nodes in the prompt's forward cost less than 20 in one more: 1
-        (BEAUTY, 8e-3, 1e-3, ("none", 1)),  # a node as dear as an eighth of a forward
-        (BEAUTY, 0.0, 1e-4, ("none", 1)),
-        ((1, 100, 5000, 5000, 5000, 5000), 1e-2, 1e-5, ("trie", 1)),  # one way on from every node rides along
-        ((1, 5), 1e-2, 1e-5, ("none", 1)),  # no level to draft
-    ],
-)
-def test_budgets_of_known_catalogues(widths: Any, forward: float, token: float, expected: tuple[str, int]) -> None:
-    budget = 1 if expected == ("trie", 1) else 512
-    assert choose_draft(widths, 20, Costs(forward, token), budget=budget) == expected
 
 
 def test_a_search_serves_where_the_catalogue_cannot() -> None:

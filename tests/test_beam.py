@@ -99,24 +99,6 @@ def test_blocks_give_the_best(width: int, block: int | None, device: str, number
     assert torch.equal(found, keys.topk(number).values)
 
 
-def test_a_device_reads_in_blocks_what_is_wide_and_a_cpu_sooner() -> None:
-    cuda = torch.device("cuda")
-    assert [blocks._block_size(1, size, 50, CPU) for size in (29_999, 30_000)] == [1, 64]
-    assert [blocks._block_size(1, size, 512, cuda) for size in (131_072, 2**22, 2**23)] == [1, 64, 128]
-    assert blocks._block_size(32, 131_072, 512, cuda) == 16  # of all rows together
-    assert [blocks._block_size(1, 2**22, number, on) for number in (2**21, 2**22) for on in (CPU, cuda)] == [1] * 4
-
-
-@pytest.mark.parametrize("last", [0, 63, 1_001])
-def test_few_living_candidates_among_many_are_kept(last: int) -> None:
-    """What fills no block is looked at, too."""
-    scores = torch.full((1, 2, 20_001), DEAD)
-    scores[0, 1, 20_000 - last] = -1.0
-    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 20_001), scores, num_kept=4, dead_state=7)
-    assert kept.scores.tolist() == [[-1.0, DEAD, DEAD, DEAD]]
-    assert kept.states.tolist() == [[100 + 20_001 + 20_000 - last, 7, 7, 7]]
-
-
 def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> None:
     kept = beams([[-1.0, -2.0, -4.0, DEAD]])
     at_once = beam.finish(kept, length_penalty=0.7)

@@ -9,10 +9,8 @@ import hashlib
 import json
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +95,8 @@ golden = pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shar
 @pytest.mark.parametrize(
     "rows",
     [
-        *(np.array(ROWS, dtype=dtype) for dtype in (np.int8, np.uint16, np.int64, np.uint64, ">i4")),
+        *(np.array(ROWS, dtype=dtype) for dtype in (np.int8, np.uint64, ">i4")),
         tuple(map(tuple, ROWS)),
-        [np.array(row, dtype=np.int32) for row in ROWS],
         [[np.int64(token) for token in row] for row in ROWS],
         [torch.tensor(row) for row in ROWS],
         torch.tensor(ROWS, dtype=torch.int32),
@@ -122,26 +119,16 @@ def test_ragged_sequences_and_generators() -> None:
         assert same(ConstraintIndex.from_sequences(rows, eos_token_id=np.int32(EOS)), expected)
     assert list(expected) == [[5, 2], [5, 7, 7, 2], [5, 8, 2], [9, 2]]
     assert expected.items(RAGGED) == [[0], [1], [2, 4], [3], [2, 4]]
-    assert (expected.max_length, len(expected), expected.num_items, expected.eos_token_id) == (4, 4, 5, EOS)
-
-
-def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
-    rows, ids = np.array(ROWS), np.array([40, 30, 20, 10])
-    index = ConstraintIndex.from_sequences(rows, item_ids=ids, eos_token_id=EOS)
-    np.testing.assert_array_equal(rows, ROWS)
-    rows[:], ids[:] = 99, 99
-    assert index.items(ROWS) == [[40], [30, 10], [20], [30, 10]]
+    assert repr(expected) == "ConstraintIndex(4 sequences, 5 items, max_length=4, eos_token_id=2, 0.0 MB)"
 
 
 @pytest.mark.parametrize(
     "ids",
     [
         [2**62, -(2**63), 2**63 - 1, 0],
-        np.array([4, 3, 2, 1], dtype=np.uint8),
         torch.tensor([4, 3, 2, 1]),
         [np.int16(4), 3, np.uint64(2), 1],
         ["a", "", "\u5bff\u53f8", "a" * 1000],
-        np.array(["a", "bc", "d", "e"]),
         np.array(["a", "bc", "d", "e"], dtype=object),
         ["\x00", "a\x00", np.str_("\n"), "\U0001f600"],
     ],
@@ -166,42 +153,31 @@ def test_integer_ids_have_64_bits_before_and_after_updates() -> None:
     ("rows", "arguments", "message"),
     [
         ([], {}, "sequences is empty, expected at least one token sequence"),
-        (np.zeros((0, 4), dtype=int), {}, "sequences is empty"),
         (np.zeros((3, 0), dtype=int), {}, "sequence 0 is empty, expected at least one token"),
-        ([[5], []], {"eos_token_id": EOS}, "sequence 1 is empty"),
         ([[5, 7], [5]], {}, "sequences have 1 to 2 tokens and eos_token_id=None, expected one length or an end token"),
-        (np.array([[5, 7, 3], [5, -1, 7]]), {}, "sequence 1 has token -1 at position 1"),
         (np.array([[5, -1], [6, -1]]), {}, "sequence 0 has token -1 at position 1, expected 0 to 2147483647: pass"),
         (np.array([[5, 7], [-1, -1]]), {"eos_token_id": EOS}, "sequence 1 is empty"),
-        ([[5], [5, -1]], {"eos_token_id": EOS}, "sequence 1 has token -1 at position 1"),
         ([[5, 2**31]], {}, "sequence 0 has token 2147483648 at position 1, expected 0 to 2147483647: is it"),
-        ([[5], [2**70]], {}, f"sequence 1 has token {2**70} at position 0"),
         (np.array([[5], [2**64 - 1]], dtype=np.uint64), {}, f"sequence 1 has token {2**64 - 1} at position 0"),
         ([[5, 7], [5, 7.5]], {}, "sequence 1 has 7.5 at position 1"),
         (np.array([[5.0]]), {}, "sequences has dtype float64, expected integers"),
         (torch.tensor(ROWS, dtype=torch.bfloat16), {}, "expected integers: pass token ids"),  # which NumPy lacks
         ([[5, True]], {}, "sequence 0 has True at position 1, expected an integer"),
-        (np.array([[True]]), {}, "sequences has dtype bool"),
         (["57"], {}, "sequence 0 is '57', expected a list of token ids: pass token ids, not text"),
         ("57", {}, "sequences is '57', expected"),
-        (5, {}, "sequences is 5, expected"),
         ([5, 7], {}, "sequence 0 is 5, expected a list of token ids"),
         (np.zeros((2, 2, 2), dtype=int), {}, r"sequences has shape \[2, 2, 2\], expected \[N, T\]"),
         ([[[5, 7]]], {}, r"sequence 0 has \[5, 7\] at position 0, expected an integer"),
         (ROWS, {"item_ids": [1, 2, 3]}, "item_ids has 3 entries, expected 4: one for each row"),
         (ROWS, {"item_ids": "abcd"}, "item_ids is 'abcd', expected a list of item ids"),
-        (ROWS, {"item_ids": np.array(4)}, "item_ids is 4, expected a list of item ids"),
         (ROWS, {"item_ids": ["a", "b", 3, "d"]}, r"item_ids\[2\]=3, expected all integers or all strings: convert"),
         (ROWS, {"item_ids": [1, 2, True, 4]}, r"item_ids\[2\]=True, expected all integers or all strings"),
-        (ROWS, {"item_ids": [1, 2, 3.0, 4]}, r"item_ids\[2\]=3.0, expected"),
         (ROWS, {"item_ids": np.ones((4, 2), dtype=int)}, r"item_ids\[0\]=\[1, 1\]"),
-        (ROWS, {"item_ids": [1, 2, 3, 2**63]}, "item_ids has an integer beyond 64 bits"),
         (ROWS, {"item_ids": np.array([1, 2, 3, 2**63], dtype=np.uint64)}, "item_ids has an integer beyond 64 bits"),
         (ROWS, {"item_ids": ["a", "b", "\ud800", "d"]}, r"item_ids\[2\] is '\\ud800', expected Unicode without"),
         ([[5, EOS, 7]], {"eos_token_id": EOS}, r"sequence 0 is \[5, 2, 7\], expected eos_token_id=2 at its end only"),
         ([[5], [EOS]], {"eos_token_id": EOS}, r"sequence 1 is \[2\], .* after at least one other token"),
         (ROWS, {"eos_token_id": [2, 3]}, r"eos_token_id=\[2, 3\], expected one token id: choose one"),
-        (ROWS, {"eos_token_id": 2.0}, "eos_token_id=2.0, expected one token id"),
         (ROWS, {"eos_token_id": -1}, "eos_token_id=-1, expected one token id"),
     ],
 )
@@ -230,10 +206,9 @@ def test_items_of_generated_rows_of_any_kind(row: list[int]) -> None:
 
 def test_membership() -> None:
     fixed = ConstraintIndex.from_sequences(ROWS)
-    for row in ([5, 7], (6, 7), np.array([5, 8]), torch.tensor([5, 8]), [np.int8(5), np.int64(8)]):
-        assert row in fixed
-    for row in ([5], [5, 7, 0], [], [5.0, 7.0], "57", 57, None, [5, 2**70], [[5, 7], [5, 8]], [5, -1]):
-        assert row not in fixed
+    assert all(row in fixed for row in ([5, 7], (6, 7), np.array([5, 8]), torch.tensor([5, 8])))
+    others = ([5], [5, 7, 0], [], [5.0, 7.0], "57", None, [5, 2**70], [[5, 7], [5, 8]], [5, -1])
+    assert not any(row in fixed for row in others)
 
 
 def test_allowed_next_tokens_of_prefixes_of_any_kind() -> None:
@@ -245,14 +220,6 @@ def test_allowed_next_tokens_of_prefixes_of_any_kind() -> None:
         assert index.allowed_next_tokens(prefix) == []
     with pytest.raises(ValueError, match=r"prefix has shape \[2, 1\], expected one sequence"):
         index.allowed_next_tokens([[5], [5]])  # type: ignore[list-item]
-
-
-def test_repr_and_sizes_say_what_is_there() -> None:
-    index = ConstraintIndex.from_sequences(ROWS)
-    assert repr(index) == "ConstraintIndex(3 sequences, 4 items, max_length=2, eos_token_id=None, 0.0 MB)"
-    assert index.nbytes == sum(array.nbytes for array in items_of(index).arrays().values())
-    view = index.where([True, False, True, True])
-    assert view.nbytes == index.nbytes + 1 + 1 + 1  # a bit for each node of a level and each item
 
 
 # Copies and threads
@@ -295,8 +262,7 @@ def test_a_loaded_index_outlives_its_file(tmp_path: Path) -> None:
     loaded = ConstraintIndex.from_pretrained(tmp_path)
     golden_indexes()["integers"].save_pretrained(tmp_path)
     assert same(loaded, golden_indexes()["strings"])
-    for path in tmp_path.iterdir():
-        path.unlink()
+    shutil.rmtree(tmp_path)
     assert same(loaded, golden_indexes()["strings"])
 
 
@@ -337,38 +303,6 @@ def test_golden_files_of_format_version_2_and_the_way_back(name: str, tmp_path: 
     assert same(ConstraintIndex.from_pretrained(tmp_path, subfolder="compiled/here"), index)
 
 
-def test_the_golden_files_hold_every_kind_of_array() -> None:
-    arrays = {name: items_of(index).arrays() for name, index in golden_indexes().items()}
-    kinds = {re.sub(r"\d", "N", name) for name in chain(*arrays.values())}
-    names = "tokens children.N.offsets children.N.exceptions items.offsets items.exceptions items.numbers"
-    assert kinds == {*f"{names} items.positions item_ids.values item_ids.bounds item_ids.order".split()}
-    assert arrays["shared"]["items.offsets"].tolist() == [0, 2, 4, 5]
-    assert not arrays["shared"].keys() & {"items.exceptions", "item_ids.order"}
-    assert not [name for name in arrays["sparse"] if name.startswith("item_ids")]
-    assert arrays["sparse"]["children.3.exceptions"].tolist() == [0, 5, 10, 11, 15]
-    assert arrays["sparse"]["children.3.offsets"].tolist() == [0, -1, -2, -3, -2, -3]
-    assert arrays["sparse"]["items.exceptions"].tolist() == [12]
-    assert items_of(golden_indexes()["sparse"]).trie.token_bases == (70_019, 0, 0, 0, 0)
-
-
-def test_the_json_tells_people_what_is_inside() -> None:
-    described = json.loads((GOLDEN_XXH3 / "strings" / JSON_FILE).read_text(encoding="utf-8"))
-    assert {"arrays_xxh3", "arrays_sha256", "sha256"} <= described.keys()
-    assert {name: value for name, value in described.items() if "sha256" not in name and "xxh3" not in name} == {
-        "format_version": 2,
-        "num_sequences": 4,
-        "num_items": 5,
-        "max_length": 4,
-        "eos_token_id": 1,
-        "item_id_type": "string",
-        "level_sizes": [2, 3, 2, 1],
-        "branching": [2, 2, 2, 1],
-        "childless": [0, 0, 2, 1],
-        "token_bases": [0, 0, 0, 0],
-        "items_of_a_sequence": 2,
-    }
-
-
 def edit(**fields: Any) -> Callable[[bytes], bytes]:
     return lambda data: json.dumps(json.loads(data) | fields, indent=2).encode()
 
@@ -391,12 +325,9 @@ DAMAGES: list[tuple[str, Callable[[bytes], bytes | None], str]] = [
     (ARRAYS_FILE, relabel, "was altered after it was saved"),
     (ARRAYS_FILE, lambda data: None, f"has no {ARRAYS_FILE}, expected both"),
     (JSON_FILE, lambda data: None, f"has no {JSON_FILE}, expected both"),
-    (JSON_FILE, lambda data: b"", "is no description of a constraint index"),
-    (JSON_FILE, lambda data: b"[" * 100_000, "is no description"),
+    (JSON_FILE, lambda data: b"[" * 100_000, "is no description of a constraint index"),
     (JSON_FILE, lambda data: b"\xff\xfe\0", "is no description"),
     (JSON_FILE, edit(eos_token_id=7), "was altered after it was saved"),
-    (JSON_FILE, edit(sha256="0" * 64), "was altered after it was saved"),
-    (JSON_FILE, edit(format_version=0), "was altered after it was saved"),
     (JSON_FILE, edit(format_version=3), "has format_version 3, expected at most 2: .*pip install"),
 ]
 
@@ -425,23 +356,6 @@ def test_any_flipped_bit_is_refused(file: str, tmp_path: Path) -> None:
         (tmp_path / file).write_bytes(flipped)
         with pytest.raises(ValueError, match="download it or save it again|pip install"):
             ConstraintIndex.from_pretrained(tmp_path)
-
-
-class Trap:
-    """Creates a file when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, ("sprung", "w")
-
-
-@pytest.mark.parametrize("file", storage.FILES)
-def test_a_pickle_is_never_loaded(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ConstraintIndex.from_sequences(ROWS).save_pretrained(tmp_path)
-    (tmp_path / file).write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(ValueError, match=f"{file} is no"):
-        ConstraintIndex.from_pretrained(tmp_path)
-    assert not (tmp_path / "sprung").exists()
 
 
 def save_with(folder: Path, index: ConstraintIndex, name: str = "", value: Any = None, **how: Any) -> None:
@@ -524,18 +438,6 @@ def test_a_file_that_is_cut_short_is_always_found(tmp_path: Path) -> None:
                 ConstraintIndex.from_pretrained(tmp_path, verify=verify)
 
 
-def test_arrays_of_a_file_may_lie_at_odd_places(tmp_path: Path) -> None:
-    """safetensors aligns them; nobody else needs to."""
-    index = golden_indexes()["strings"]
-    index.save_pretrained(tmp_path)
-    data = (tmp_path / ARRAYS_FILE).read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    for spaces in range(8):
-        padded = (length + spaces).to_bytes(8, "little") + data[8 : 8 + length] + b" " * spaces + data[8 + length :]
-        (tmp_path / ARRAYS_FILE).write_bytes(padded)
-        assert same(ConstraintIndex.from_pretrained(tmp_path), index)
-
-
 @pytest.mark.parametrize("order", [storage.FILES, storage.FILES[::-1]])
 def test_a_crash_between_the_two_files_leaves_an_index(order: tuple[str, str], tmp_path: Path) -> None:
     """After a power failure either file may be the new one."""
@@ -563,9 +465,7 @@ def test_a_path_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     for path, message in [
         (tmp_path / "nowhere", "nowhere' is not there, expected a folder that holds constraint_index.json and"),
         (str(tmp_path / "nowhere"), "nowhere' is no folder here and no repository id, expected one of them"),
-        ("./no/such/folder", "'./no/such/folder' is no folder here and no repository id"),
         (tmp_path / "file", "file' is a file, expected a folder"),
-        (str(tmp_path / "file"), "file' is a file, expected a folder"),
         (tmp_path, "has no constraint_index.json"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -154,14 +154,6 @@ def test_integers_beyond_the_stored_type_are_not_found(dtype: Any) -> None:
     assert index.has_items([*ids, *wrapped]).tolist() == [True] * 5 + [item in ids for item in wrapped]
 
 
-def test_texts_are_hashed_apart_and_in_few_steps() -> None:
-    texts = [f"item-{number}" for number in range(5000)] + ["", "a", "item-", "a" * 1_000_000]
-    packed = item_ids_module.ItemIds.pack(texts)
-    assert len(set(packed._hashes(np.arange(len(texts))).tolist())) == len(texts)
-    alike = packed.pack(["a" * 256 + "b" * 999_744])  # only the first 256 bytes, and the length
-    assert alike._hashes(np.array([0])) == packed._hashes(np.array([len(texts) - 1]))
-
-
 def test_finding_a_few_integers_copies_nothing_of_many() -> None:
     ids = np.random.default_rng(0).permutation(1_000_000).astype(np.int32)
     packed, sought = item_ids_module.ItemIds.pack(ids), np.arange(0, 1_000_000, 1001)
@@ -172,8 +164,3 @@ def test_finding_a_few_integers_copies_nothing_of_many() -> None:
     finally:
         tracemalloc.stop()
     np.testing.assert_array_equal(ids[items], sought[of])
-
-
-def test_levels_without_branches_share_their_bits() -> None:
-    index = ConstraintIndex.from_sequences([[number, 5, 5, 5] for number in range(100)])
-    assert index.where(np.arange(100) % 2 == 0).nbytes == index.nbytes + 13 + 13

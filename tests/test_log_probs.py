@@ -16,7 +16,7 @@ from table_scorers import make_plan
 
 from hf_gr.core.beam import Beams
 from hf_gr.torch import decode, log_probs, ops
-from hf_gr.torch.log_probs import rows_at_once, token_log_probs
+from hf_gr.torch.log_probs import token_log_probs
 from hf_gr.torch.transition import Children
 
 pytestmark = pytest.mark.shapes
@@ -85,20 +85,6 @@ def test_pieces_are_gone_before_the_next_ones(monkeypatch: pytest.MonkeyPatch) -
     assert alive == [0, 0, 0]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-def test_compiled_it_writes_nothing_of_the_size_of_the_logits() -> None:
-    """By the compiler's CPU backend, which decides what is kept as it does for a device."""
-    from torch._inductor.utils import run_and_get_code
-
-    given, tokens = torch.randn((50, 3000)).bfloat16(), torch.randint(3000, (50, 7))
-    compiled = torch.compile(log_probs._log_probs, dynamic=True, fullgraph=True)
-    found, (code,) = run_and_get_code(compiled, given, tokens)
-    torch.testing.assert_close(found, token_log_probs(given, tokens), atol=1e-5, rtol=TOL)
-    made = [line for line in code.splitlines() if "= empty_strided_cpu(" in line]
-    assert len(made) == 3  # of each row the largest logit and the sum; and the answer
-    assert sum("1), (1, " in line for line in made) == 2
-
-
 @pytest.mark.usefixtures("no_compiler")
 def test_where_a_compiled_call_fails_pieces_are_left(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     class OnCuda(torch.Tensor):
@@ -125,12 +111,6 @@ def test_where_a_compiled_call_fails_pieces_are_left(monkeypatch: pytest.MonkeyP
     assert tried == [log_probs._log_probs]
     assert caplog.text.count("torch.compile fails") == 1
     assert torch.equal(found.as_subclass(torch.Tensor), given.log_softmax(-1).gather(-1, tokens))
-
-
-def test_pieces_are_sized_by_device() -> None:
-    for vocab in (100, 13_312, 151_936, 10**8):
-        sizes = [rows_at_once(torch.empty((1, vocab), device=kind)) for kind in ("cpu", "meta")]
-        assert sizes == [max(2**21 // vocab, 1), max(2**24 // vocab, 1)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")

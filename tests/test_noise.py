@@ -1,10 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The noise of samples: against plain integers, as uniform, as independent of everything; and the seeds of a call."""
+"""The noise of samples, against plain integers; and the seeds of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,36 +35,23 @@ def test_an_integer_is_the_first_prompts_seed_and_splitmix_gives_the_others() ->
     assert len(set(row_seeds(7, 10_000).tolist())) == 10_000
 
 
-@pytest.mark.parametrize(
-    "given", [[7, 8], (7, 8), np.array([7, 8]), torch.tensor([7, 8]), np.array([7, 8], np.uint8), range(7, 9)], ids=str
-)
+@pytest.mark.parametrize("given", [np.array([7, 8], np.uint8), torch.tensor([-1, 2**63 - 1]), range(7, 9)], ids=str)
 def test_integers_are_the_prompts_own(given: Any) -> None:
-    seeds = row_seeds(given, 2)
-    assert (seeds.dtype, seeds.tolist()) == (np.int64, [7, 8])
-
-
-@pytest.mark.parametrize("seed", [-1, 2**63 - 1, -(2**63), np.int32(5), np.array(5), torch.tensor(5)], ids=str)
-def test_one_integer_of_any_kind(seed: Any) -> None:
-    assert row_seeds(seed, 1).tolist() == row_seeds([int(seed)], 1).tolist() == [int(seed)]
-    assert row_seeds(seed, 3)[1:].min() >= 0
+    assert row_seeds(given, 2).tolist() == [int(seed) for seed in given]
+    assert row_seeds(given[1], 1).tolist() == [int(given[1])]
+    assert row_seeds(given[0], 3)[1:].min() >= 0
 
 
 @pytest.mark.parametrize(
     ("seed", "message"),
     [
         (7.0, "seed=7.0, expected an integer"),
-        (True, "seed=True, expected an integer"),
-        ("7", "seed='7', expected an integer"),
         ({7, 8}, "seed={8, 7}, expected an integer"),
-        ([7, 8.0], r"seed\[1\]=8.0, expected an integer"),
         ([True, 8], r"seed\[0\]=True, expected an integer"),
-        ([7], "seed has 1 entries, expected 2, one for each prompt"),
         ([7, 8, 9], "seed has 3 entries, expected 2, one for each prompt"),
-        (2**63, "seed=9223372036854775808, expected -9223372036854775808 to 9223372036854775807"),
         ([0, -(2**63) - 1], r"seed\[1\]=-9223372036854775809, expected"),
         (np.array([2**63, 0], np.uint64), r"seed\[0\]=9223372036854775808, expected"),
         (torch.tensor([1.0, 2.0]), r"seed is \[2\] of float32, expected integers"),
-        (torch.tensor([True, False]), r"seed is \[2\] of bool, expected integers"),
         (np.zeros((2, 1), int), r"seed is \[2, 1\] of int64, expected integers"),
     ],
     ids=str,
@@ -130,53 +116,3 @@ def test_tokens_are_not_written_to() -> None:
     tokens = torch.arange(6).int().view(1, 1, 6)
     noise([7], torch.zeros((1, 1, 2)).long(), tokens)
     assert tokens.flatten().tolist() == list(range(6))
-
-
-# Statistics, at night: by day the hash is held to the oracle's. Seeds are fixed, so that nothing fails by chance
-
-Z = 6.0  # standard deviations of a statistic, of which a run looks at some 10,000
-NUM_SEEDS, CODES = 8000, 256
-
-
-def uniform(seeds: Any, *, prefix: Any = (), **how: Any) -> np.ndarray:
-    """`[seeds, tokens]` of all codes after one prefix each."""
-    seeds = np.asarray(seeds)
-    prefixes = np.broadcast_to(np.asarray(prefix, dtype=np.int64), (len(seeds), np.shape(prefix)[-1]))
-    every = np.broadcast_to(np.arange(CODES), (len(seeds), 1, CODES)).copy()
-    return noise(seeds, prefixes[:, None].copy(), every, **how)[:, 0].double().numpy()
-
-
-SEEDS = np.arange(NUM_SEEDS)
-PREFIXES = np.random.default_rng(0).integers(0, CODES, size=(NUM_SEEDS, 2)) + [0, CODES]
-# Candidates that differ from those of the seeds and prefixes in one thing, by as little as can be.
-NEIGHBOURS: dict[str, Callable[[], np.ndarray]] = {
-    "seed": lambda: uniform(SEEDS + 1, prefix=PREFIXES),
-    "row and the call's seed": lambda: uniform([row_seeds(seed, 2)[1] for seed in range(NUM_SEEDS)], prefix=PREFIXES),
-    "token": lambda: np.roll(uniform(SEEDS, prefix=PREFIXES), 1, axis=1),
-    "last token of the prefix": lambda: uniform(SEEDS, prefix=PREFIXES + [0, 1]),
-    "first token of the prefix": lambda: uniform(SEEDS, prefix=PREFIXES + [1, 0]),
-    "order of the prefix": lambda: uniform(SEEDS, prefix=PREFIXES[:, ::-1]),
-    "level": lambda: uniform(SEEDS, prefix=PREFIXES[:, [0, 1, 1]]),
-    "path": lambda: uniform(SEEDS, prefix=PREFIXES, independent=True),
-    "stream": lambda: uniform(SEEDS, prefix=PREFIXES, stream=DRAFTS),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("argument", NEIGHBOURS)
-def test_neighbours_are_uniform_and_independent(argument: str) -> None:
-    one, other = uniform(SEEDS, prefix=PREFIXES), NEIGHBOURS[argument]()
-    for cells, number in (
-        (other * 1024, 1024),
-        (np.floor(one * 32) * 32 + np.floor(other * 32), 1024),
-    ):
-        counts, expected = np.bincount(cells.astype(int).ravel(), minlength=number), cells.size / number
-        chi_square = ((counts - expected) ** 2 / expected).sum()
-        assert abs(chi_square - (number - 1)) < Z * np.sqrt(2 * (number - 1))
-    # What decides is the tail: where Gumbel noise is large.
-    assert abs((other < 1 / 4096).mean() * 4096 - 1) < Z / np.sqrt(other.size / 4096)
-    # By place, so that no seed and no code is an exception that the others hide.
-    for axis in (0, 1):
-        mean = (other.mean(axis) - 0.5) * np.sqrt(12 * other.shape[axis])
-        both = ((one - 0.5) * (other - 0.5)).mean(axis) * 12 * np.sqrt(other.shape[axis])
-        assert max(abs(mean).max(), abs(both).max()) < Z

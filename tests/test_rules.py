@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 import random
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ import torch
 from families import EOS, PAD, prompts, shared
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from transformers import LogitsProcessorList
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, enable
 
@@ -129,27 +128,16 @@ def test_rules_and_updates_equal_an_index_of_the_living(seed: int, ragged: bool,
         assert not {item for row in items for item in row} & set(excluded[row])
 
 
-def test_a_call_sees_the_catalogue_before_or_after_an_update() -> None:
-    """Another thread swaps two halves of the catalogue in and out: a call sees one of them, never a mixture."""
+def test_a_call_keeps_the_catalogue_that_it_began_with() -> None:
     catalogue, model = Catalogue(3, ragged=False, num_items=40), enable(shared("qwen3"))
-    halves = [catalogue.build(pair for pair in catalogue.pairs if pair[1] % 2 == half) for half in (0, 1)]
-    allowed = [run(model, 0, half)[0] for half in halves]
-    index, stop = copy.copy(halves[0]), threading.Event()
+    expected = run(model, 0, catalogue.index)
 
-    def swap() -> None:
-        for half in itertools.cycle(halves[::-1]):
-            if stop.wait(0.001):  # without a pause this thread would have most of the interpreter's time
-                return
-            index._snapshot = half.snapshot
+    def update(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        catalogue.index.remove(catalogue.index.item_ids[1:])
+        return scores
 
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(swap)
-        try:
-            seen = [run(model, 0, index)[0] for _ in range(20)]
-        finally:
-            stop.set()
-    assert all(tokens in allowed for tokens in seen)
-    assert len({str(tokens) for tokens in seen}) == 2
+    check_same(run(model, 0, catalogue.index, logits_processor=LogitsProcessorList([update])), expected)
+    assert catalogue.index.num_items == 1
 
 
 def test_updates_of_several_threads_are_all_kept() -> None:
@@ -166,43 +154,28 @@ def test_updates_of_several_threads_are_all_kept() -> None:
     assert index.items(rows) == [[100 + number] for number in range(400)]
 
 
-def test_everything_filtered_away_gives_nothing_but_padding() -> None:
-    catalogue, model = Catalogue(0, ragged=False), enable(shared("qwen3"))
-    nothing = catalogue.index.where([])
-    assert (len(nothing), nothing.num_items, list(nothing), nothing.allowed_next_tokens([])) == (0, 0, [], [])
-    for index, excluded in ((nothing, None), (catalogue.index, [catalogue.ids])):
-        tokens, scores = run(model, 0, index, exclude_items=excluded)
-        assert tokens == [[]] * NUM_BEAMS
-        assert scores == [-np.inf] * NUM_BEAMS
-
-
 def test_a_view_shares_the_arrays_and_keeps_its_own_time() -> None:
     index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
     view = index.where(["ham", "yam"])
     assert view.snapshot.items is index.snapshot.items
     index.remove(["ham"])
-    assert list(view) == [[5, 7], [6, 7]]
     assert list(index.where(np.array([False, True]))) == [[6, 7]]
-    assert list(view.where((True, False))) == [[5, 7]]
     view.add([[9, 9]], ["spam"])
-    assert (list(view), list(index)) == ([[5, 7], [6, 7], [9, 9]], [[5, 8], [6, 7]])
-    assert view.item_ids == ["ham", "yam", "spam"]
+    assert (view.item_ids, list(index)) == (["ham", "yam", "spam"], [[5, 8], [6, 7]])
 
 
 def test_what_is_saved_is_what_is_served(tmp_path: Path) -> None:
     catalogue = Catalogue(5, ragged=True)
     for _ in range(6):
         catalogue.update()
-    for name, index in (("index", catalogue.index), ("view", catalogue.index.where(catalogue.ids[::3]))):
-        before = index.snapshot
-        index.save_pretrained(tmp_path / name)
-        assert index.snapshot is before
-        loaded = ConstraintIndex.from_pretrained(tmp_path / name)
+    for index in (catalogue.index, catalogue.index.where(catalogue.ids[::3])):
+        index.save_pretrained(tmp_path)
+        loaded = ConstraintIndex.from_pretrained(tmp_path)
         assert list(loaded) == list(index)
         assert loaded.items(list(index)) == index.items(list(index))
         assert list(loaded.item_ids) == list(index.item_ids)
         loaded.remove(loaded.item_ids[:1])  # mapped arrays are never written to
-        assert list(ConstraintIndex.from_pretrained(tmp_path / name)) == list(index)
+        assert list(ConstraintIndex.from_pretrained(tmp_path)) == list(index)
 
 
 INDEX = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -215,25 +188,16 @@ NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
         (lambda: INDEX.where(["ham", "spam", "egg"]), r"has 2 ids that the catalogue does not have \('spam', 'egg'\)"),
         (lambda: INDEX.where([True, False]), r"mask has shape \[2\], expected \[3\]"),
         (lambda: INDEX.where([1, 2]), r"^mask_or_item_ids\[0\]=1, expected strings"),
-        (lambda: INDEX.where("ham"), "^mask_or_item_ids is 'ham', expected a list"),
-        (lambda: INDEX.where([0.5]), r"item_ids\[0\]=0.5, expected all integers or all strings"),
         (lambda: NUMBERED.where(np.array([0, 1, 1])), r"mask has type int64 and 3 entries .* mask.astype\(bool\)"),
         (lambda: NUMBERED.where([3, -1]), r"does not have \(3, -1\)"),
-        (lambda: INDEX.remove(["ham", "egg"]), r"item_ids has 1 id that the catalogue does not have \('egg'\)"),
         (lambda: INDEX.add([[5, 9]], ["a", "b"]), "item_ids has 2 entries, expected 1"),
         (lambda: INDEX.add([[5, 9, 9]], ["a"]), "sequences have 3 tokens, expected 2 as in the catalogue"),
-        (lambda: INDEX.add([[5, -9]], ["a"]), "sequence 0 has token -9"),
-        (lambda: INDEX.add([], ["a"]), "item_ids has 1 entries, expected 0"),
         (lambda: INDEX.where([]).compact(), "no item is alive, expected one or more"),
         (lambda: INDEX.items([[5, 7]] * 3, exclude_items=[[], []]), "exclude_items has 2 rows for 3 sequences"),
         (lambda: INDEX.items([[5, 7]], exclude_items=["ham"]), r"exclude_items\[0\] is 'ham', expected a list"),
         (lambda: ConstraintLogitsProcessor([]), "constraint_index has 0 entries, expected 1 or more"),
         (lambda: ConstraintLogitsProcessor(INDEX, exclude_items=[]), "exclude_items has 0 entries, expected 1 or"),
         (lambda: ConstraintLogitsProcessor([INDEX] * 3, exclude_items=[[]] * 2), "exclude_items has 2 entries, expec"),
-        (
-            lambda: ConstraintLogitsProcessor(INDEX, exclude_items=cast(Any, torch.tensor(3))),
-            "exclude_items is 3, exp",
-        ),
         (lambda: ConstraintLogitsProcessor(NUMBERED, exclude_items=[[2**70]]), "exclude_items"),
         (
             lambda: ConstraintLogitsProcessor([INDEX, INDEX.where([])])(torch.ones(3, 1).long(), torch.zeros(3, 10)),
@@ -268,8 +232,7 @@ def test_exclusions_are_read_alike_everywhere_and_nothing_is_added() -> None:
     for excluded in ([torch.tensor([1])], torch.tensor([[1]]), (row for row in [np.array([1, 99])])):
         assert index.items([[5, 7]], exclude_items=excluded) == [[0]]  # pyright: ignore
     before = INDEX.snapshot
-    for nothing in ([], (), np.zeros((0, 2), dtype=int)):
-        INDEX.add(nothing, [])
+    INDEX.add(np.zeros((0, 2), dtype=int), [])
     assert INDEX.snapshot is before
 
 

@@ -53,15 +53,6 @@ def test_a_prompts_samples_are_its_own(family: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_drafts_change_no_sample(mode: str) -> None:
-    """T5's: tests/test_backends.py."""
-    inputs = prompts(3, 8, padded=True)
-    plain = sample("qwen3", inputs, 7, mode=mode)
-    for budget in (1, 40, 10**6):
-        assert sample("qwen3", inputs, 7, mode=mode, drafting="trie", draft_token_budget=budget) == plain
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_samples_do_not_depend_on_how_the_catalogue_is_stored(mode: str) -> None:
     """As a view of more, to which some were added."""
     inputs = prompts(2, 6)

@@ -69,21 +69,16 @@ def test_codes_and_ids_of_any_type(codes: Any) -> None:
         ([], {}, r"codes has shape \[0, 0\]"),
         ([0, 1], {}, "codes: code list 0 is 0, expected .* or N lists of them"),
         ([[0], ["<a_1>"]], {}, "codes: code list 1 has '<a_1>' at position 0, expected .*from_json"),
-        (np.array([[0.5]]), {}, "codes: code lists has dtype float64, expected"),
         ([[True]], {}, "code list 0 has True at position 0"),
         ([[0, -2]], {}, "item 0 has code -2 at level 1, expected 0 to 0: only the end of a row may be -1"),
         ([[0, 1, 0], [0, -1, 1]], {"item_ids": ["a", "b"]}, "item 'b' has code -1 at level 1, expected 0 to 1"),
-        ([[0], []], {}, "item 1 has code -1 at level 0"),
         ([[0, 1], [0, 4]], {"level_sizes": [1, 4]}, "item 1 has code 4 at level 1, expected 0 to 3: was the level"),
         ([[0, -1]], {"level_sizes": [1, 0]}, "level_sizes has 0 at level 1, expected 1 or more"),
         ([[0, 2**31]], {}, "give tokens beyond 2147483647, expected codes of a codebook"),
         (CODES, {"level_sizes": [4, 4]}, "level_sizes has 2 entries, expected 3"),
-        (CODES, {"level_sizes": [3, 2.9, 4]}, r"level_sizes=\[3, 2.9, 4\], expected integers"),
         (CODES, {"offset": -1}, "offset=-1, expected 0 or more"),
-        (np.array([[0, 2**63 + 1]], dtype=np.uint64), {}, f"token {2**63 + 1} at position 1"),
         (CODES, {"item_ids": NAMES[:2]}, "item_ids has 2 entries, expected 3"),
         (CODES, {"item_ids": ["a", "b", "a"]}, "item_ids has 3 entries, 2 of them distinct"),
-        (CODES, {"item_ids": ["a", 1, "b"]}, r"item_ids\[1\]=1, expected all integers or all strings"),
     ],
 )
 def test_bad_codes_are_refused(codes: Any, arguments: dict[str, Any], message: str) -> None:
@@ -99,10 +94,7 @@ KNOWN, LENGTHS = SemanticIds(CODES, item_ids=NAMES), SemanticIds(RAGGED, item_id
     [
         (lambda: KNOWN.encode(["ham", "spam"]), "item 'spam' has no semantic ID, expected one of the 3 known items"),
         (lambda: KNOWN.encode("ham"), r"item_ids='ham', expected a list of item ids: pass \['ham'\]"),
-        (lambda: KNOWN.codes_of("spam"), "item 'spam' has no semantic ID"),
         (lambda: KNOWN.decode([0, 4, 8, 0]), r"has shape \[1, 4\], expected one list of a multiple of 3"),
-        (lambda: KNOWN.decode([[0, 4, 8], [0, 4, 8]]), r"token_ids has shape \[2, 3\]"),
-        (lambda: KNOWN.decode([0.0, 4.0, 8.0]), "sequence 0 has 0.0 at position 0, expected an integer"),
         (lambda: LENGTHS.decode([0, 4, 7]), "has 7 at position 2, expected code tokens only: cut the prompt"),
         (lambda: LENGTHS.decode([[0, 4], [0, 4]]), r"token_ids has shape \[2, 2\], expected one list of tokens"),
         (LENGTHS.constraint_index, "differ in length and eos_token_id=None, .*: pass eos_token_id="),
@@ -132,7 +124,6 @@ def test_missing_tokens_are_added_and_the_model_resized() -> None:
     torch.testing.assert_close(model.get_input_embeddings().weight[:7], before, rtol=0, atol=0)
     prompt = tokenizer("users like <a_0><b_1><c_3>", return_tensors="pt")
     assert prompt.input_ids[0, 2:].tolist() == ids.encode(["ham"])
-    assert tokenizer.decode(ids.encode(["ham"]), skip_special_tokens=True) != ""
     assert model(**prompt).logits.shape[-1] > ids.constraint_index().max_token_id
 
     again = SemanticIds.from_tokenizer(CODES, tokenizer, item_ids=NAMES)
@@ -140,20 +131,12 @@ def test_missing_tokens_are_added_and_the_model_resized() -> None:
     assert len(tokenizer) == 14
 
 
-@pytest.mark.parametrize(("size", "expected"), [(64, 64), (5, 9)])
-def test_a_model_is_resized_only_where_it_is_too_small(size: int, expected: int) -> None:
-    tokenizer, model = small_tokenizer(*[f"<a_{code}>" for code in range(4)]), small_model(size)
-    SemanticIds.from_tokenizer([[3], [0]], tokenizer, model=model)
-    assert num_embeddings(model) == expected
-
-
 def test_codes_of_no_item_need_no_token() -> None:
-    tokenizer, model = small_tokenizer("<a_2>", "<a_0>", "<b_0>", "<b_1>", "<c_3>", "<c_0>"), small_model(11)
-    for ids in (
-        SemanticIds.from_tokenizer(CODES, tokenizer),
-        SemanticIds.from_tokenizer(CODES, tokenizer, model=model),
-    ):
-        assert len(tokenizer) == num_embeddings(model) == ids.vocab_size == 11
+    tokenizer = small_tokenizer("<a_2>", "<a_0>", "<b_0>", "<b_1>", "<c_3>", "<c_0>")
+    for size, resized in ((5, 11), (64, 64)):
+        model = small_model(size)
+        ids = SemanticIds.from_tokenizer(CODES, tokenizer, model=model)
+        assert (len(tokenizer), num_embeddings(model), ids.vocab_size) == (11, resized, 11)
         assert ids.encode([1]) == [5, 7, 10]
         assert ids.decode([5, 7, 10]) == [[1]]
     ragged = SemanticIds.from_tokenizer([[2], [2, 0]], tokenizer)
@@ -167,7 +150,6 @@ def test_codes_of_no_item_need_no_token() -> None:
         ({"template": "<{code}>"}, "gives one text to several codes: use both {level} and {code}"),
         ({"template": "<{lvl}_{code}>"}, "fails with KeyError"),
         ({"template": "<{level}_{code:q}>"}, "fails with ValueError"),
-        ({"template": "<{level.x}_{code}>"}, "fails with AttributeError"),
         ({"codes": [[0] * 27]}, "level 26 has no name, expected at most 26 levels"),
         ({"model": None}, "lacks 6 of 6 code tokens, such as '<a_0>', and model=None: pass model="),
     ],
@@ -177,25 +159,6 @@ def test_what_a_tokenizer_cannot_have_is_refused_and_nothing_is_added(arguments:
     with pytest.raises(ValueError, match=message):
         SemanticIds.from_tokenizer(**{"codes": CODES, "tokenizer": tokenizer, "model": model} | arguments)
     assert len(tokenizer) == num_embeddings(model) == 5
-
-
-def test_a_template_of_ones_own() -> None:
-    tokenizer = small_tokenizer()
-    ids = SemanticIds.from_tokenizer(CODES, tokenizer, template="[{level}{code:03}]", model=small_model(5))
-    assert tokenizer.convert_ids_to_tokens(ids.encode([1])) == ["[a002]", "[b000]", "[c000]"]
-
-
-def test_semantic_ids_of_several_lengths() -> None:
-    ids = SemanticIds(RAGGED, item_ids=RAGGED_NAMES, offset=10)
-    assert (ids.num_levels, ids.level_sizes, ids.vocab_size) == (3, (3, 2, 2), 17)
-    assert ids.codes.tolist() == [[0, 1, -1], [2, 0, -1], [2, 0, 1], [1, -1, -1]]
-    assert ids.token_sequences().tolist() == [[10, 14, -1], [12, 13, -1], [12, 13, 16], [11, -1, -1]]
-    assert [ids.codes_of(name) for name in RAGGED_NAMES] == [tuple(row) for row in RAGGED]
-    assert ids.encode(["yam", "ram", "ham", "jam"]) == [12, 13, 16, 11, 10, 14, 12, 13]
-    assert ids.decode([12, 13, 16, 11, 10, 14, 12, 13]) == [["yam"], ["ram"], ["ham"], ["jam"]]
-    part = {"level_sizes": ids.level_sizes, "item_ids": RAGGED_NAMES[:2], "offset": 10}
-    filled = SemanticIds(torch.tensor(ids.codes[:2]), **part)
-    assert filled.encode(["jam"]) == ids.encode(["jam"])
 
 
 def test_items_of_several_lengths_are_told_apart_by_an_end_token() -> None:
@@ -213,6 +176,9 @@ def test_items_of_several_lengths_are_told_apart_by_an_end_token() -> None:
 )
 def test_encode_and_decode_are_inverse_for_any_lengths(codes: list[list[int]], offset: int, random: Any) -> None:
     ids = SemanticIds(codes, offset=offset)
+    assert [list(ids.codes_of(item)) for item in range(len(codes))] == codes
+    filled = SemanticIds(torch.tensor(ids.codes), level_sizes=ids.level_sizes, offset=offset)
+    assert np.array_equal(filled.token_sequences(), ids.token_sequences())
     history = random.choices(range(len(codes)), k=10)
     tokens = ids.encode(history)
     assert len(tokens) == sum(len(codes[item]) for item in history)
@@ -227,6 +193,20 @@ def write_texts(codes: list[int], template: str = "<{}_{}>") -> list[str]:
     return [template.format("abcdefgh"[level], code) for level, code in enumerate(codes)]
 
 
+def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    with pytest.raises(ValueError, match=r"index.json is no JSON file or is cut short .*No such file"):
+        SemanticIds.from_json(path)
+    for content, message in [
+        (b'{"0": ["<a_1>", "<b_', "index.json is no JSON file or is cut short .*: download it or write it again"),
+        (b"[" * 100_000, "index.json is no JSON file or is cut short"),
+        (b"{}", "index.json holds '{}', expected the semantic ID of every item, such as"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            SemanticIds.from_json(path)
+
+
 def test_the_files_of_lc_rec_and_minionerec(tmp_path: Path) -> None:
     path = tmp_path / "Beauty.index.json"
     path.write_text(json.dumps({str(item): write_texts(row) for item, row in enumerate(CODES)}))
@@ -236,13 +216,10 @@ def test_the_files_of_lc_rec_and_minionerec(tmp_path: Path) -> None:
     numbered = {str(item): write_texts(row, "<|{}_{}|>") for item, row in enumerate([[1, 2, 1], [1, 2, 2], [3, 1]])}
     ids = SemanticIds.from_json(numbered, template="<|{level}_{code}|>", offset=0)
     assert ids.codes.tolist() == [[1, 2, 1], [1, 2, 2], [3, 1, -1]]
-    with pytest.raises(ValueError, match=r"item '0' has '<\|a_1\|>' at level 0, .*pass template="):
-        SemanticIds.from_json(numbered)
 
 
 @given(st.lists(st.lists(st.integers(0, 10**6), min_size=1, max_size=5), min_size=1, max_size=10))
 def test_every_way_to_write_codes_is_read_back(codes: list[list[int]]) -> None:
-    """Those of the package semantic-id among them."""
     texts = [write_texts(row) for row in codes]
     ways: list[list[Any]] = [
         codes,
@@ -264,7 +241,6 @@ def test_every_way_to_write_codes_is_read_back(codes: list[list[int]]) -> None:
         (["17", "B001"], ["17", "B001"]),
         (["17", "007"], ["17", "007"]),
         (["17", "\u0663"], ["17", "\u0663"]),
-        (["1" * 18, "2"], [int("1" * 18), 2]),
         (["1" * 19, "2"], ["1" * 19, "2"]),
         ([17, 3], [17, 3]),
     ],
@@ -274,29 +250,9 @@ def test_item_ids_become_integers_together_or_not_at_all(keys: list[Any], item_i
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"0": ["<a_1>", "<b_', "index.json is no JSON file or is cut short .*: download it or write it again"),
-        (b"", "index.json is no JSON file or is cut short"),
-        (b"[" * 100_000, "index.json is no JSON file or is cut short"),
-        (None, "index.json is no JSON file or is cut short .*No such file"),
-        (b"{}", "index.json holds '{}', expected the semantic ID of every item"),
-        (b"3", "index.json holds '3', expected the semantic ID of every item, such as"),
-    ],
-)
-def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
-    path = tmp_path / "index.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        SemanticIds.from_json(path)
-
-
-@pytest.mark.parametrize(
     ("value", "message"),
     [
         ([], "item 'jam' has \\[\\], expected its codes, such as"),
-        (None, "item 'jam' has None, expected its codes"),
         (
             ["<a_1>", "<c_2>"],
             "item 'jam' has '<c_2>' at level 1, expected an integer or a text such as '<b_0>': levels",
@@ -304,16 +260,10 @@ def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path, content: by
         (["<a_01>"], "item 'jam' has '<a_01>' at level 0, .*: levels are named a, b, c, ... in turn .pass template="),
         (["<a_1>", 0.5], "item 'jam' has 0.5 at level 1"),
         ([True], "item 'jam' has True at level 0"),
-        ([[1]], r"item 'jam' has \[1\] at level 0"),
         ("<a_1><c_2>", "item 'jam' has '<c_2>' at level 1"),
-        ("<a_1>-SKU7", "item 'jam' has '-SKU7' at level 1"),
         ("3-9-SKU7", "item 'jam' has '3-9-SKU7' at level 0, .* collisions end with a number, not"),
-        ([1] * 26 + [0.5], "level 26 has no name, expected at most 26 levels"),
         ("12.5", "item 'jam' has '12.5' at level 0, .* numbers are written as"),
-        ("1e5", "item 'jam' has '1e5' at level 0, .* numbers are written as"),
-        ("<a_1>.5", "item 'jam' has '.5' at level 1"),
         ("<a_1><C_2>", "item 'jam' has '<C_2>' at level 1, expected .* such as '<b_0>': levels are named a, b, c"),
-        (["{a1}"], r"item 'jam' has '\{a1\}' at level 0"),
         ([1, -1, 2], "item 'jam' has code -1 at level 1"),
     ],
 )
@@ -328,10 +278,8 @@ def test_semantic_ids_that_cannot_be_read_are_refused_and_add_nothing(value: Any
 def test_texts_of_tokens_need_a_tokenizer_or_an_offset(source: Any) -> None:
     with pytest.raises(ValueError, match=r"item 'ham' has the token texts .*, expected tokenizer= or offset=: .*Pass"):
         SemanticIds.from_json({"jam": [0, 1], "ham": source})
-    assert SemanticIds.from_json({"ham": source}, offset=0).encode(["ham"]) == [1, 2 + 2]
     assert SemanticIds.from_json({"ham": source}, offset=3).encode(["ham"]) == [4, 5 + 2]
-    for integers in ([1, 2], "1-2"):
-        assert SemanticIds.from_json({"ham": integers}).encode(["ham"]) == [1, 2 + 2]
+    assert SemanticIds.from_json({"ham": "1-2"}).encode(["ham"]) == [1, 2 + 2]
 
 
 def test_a_tokenizer_with_the_other_case() -> None:
@@ -347,8 +295,6 @@ def test_a_tokenizer_with_the_other_case() -> None:
 def test_a_file_with_a_tokenizer() -> None:
     source = {name: write_texts(row) for name, row in zip(RAGGED_NAMES, RAGGED, strict=True)}
     tokenizer, model = small_tokenizer(), small_model(5)
-    with pytest.raises(ValueError, match="the tokenizer lacks 6 of 6 code tokens, such as '<a_0>', and model=None"):
-        SemanticIds.from_json(source, tokenizer=tokenizer)
     with pytest.raises(ValueError, match="offset=3 and a tokenizer, expected one of them"):
         SemanticIds.from_json(source, tokenizer=tokenizer, model=model, offset=3)
     with pytest.raises(ValueError, match="model is given and tokenizer=None, expected both"):
@@ -363,5 +309,3 @@ def test_a_file_with_a_template() -> None:
     assert ids.codes.tolist() == [[2, 10], [0, 1]]
     with pytest.raises(ValueError, match="template='<{level}>' writes no codes, expected {code} in it"):
         SemanticIds.from_json([["<a>"]], template="<{level}>")
-    with pytest.raises(ValueError, match="template='<{lvl}_{code}>' fails with KeyError"):
-        SemanticIds.from_json([["<a_1>"]], template="<{lvl}_{code}>")

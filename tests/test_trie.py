@@ -76,15 +76,6 @@ def test_every_answer_equals_the_dict_trie(catalogue: Catalogue) -> None:
     check_against_twin(*catalogue)
 
 
-def test_the_example_is_stored_in_both_forms() -> None:
-    dense, _, sparse, leaves, *_ = trie_of(ConstraintIndex.from_sequences(SPARSE, eos_token_id=EOS)).fanouts
-    assert dense.exceptions is None
-    assert sparse.exceptions is not None
-    assert len(sparse.exceptions) == 0
-    assert leaves.exceptions is not None
-    assert len(leaves.exceptions) > 0
-
-
 @given(catalogues, st.randoms(use_true_random=False))
 def test_rows_in_any_order_are_the_same_catalogue_to_the_bit(catalogue: Catalogue, random: Any) -> None:
     rows, eos_token_id = catalogue
@@ -118,15 +109,6 @@ def test_rows_of_any_width_are_sorted_and_items_keep_their_order(
     index = ConstraintIndex.from_sequences(rows)
     assert list(index) == [list(row) for row in sorted(numbers)]
     assert index.items(list(index)) == [numbers[row] for row in sorted(numbers)]
-
-
-def test_many_rows_with_ties_compile_as_numpy_says() -> None:
-    rows = np.random.default_rng(0).integers(0, 64, (200_000, 8))
-    rows[:, 5:] = 0
-    expected, first = np.unique(rows, axis=0, return_index=True)
-    index = ConstraintIndex.from_sequences(rows)
-    np.testing.assert_array_equal(index.snapshot.rows(), expected)
-    assert [items[0] for items in index.items(expected[::97])] == first[::97].tolist()
 
 
 def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from table_scorers import (
     TableModel,
     assistant_of,
     catalogue_of,
-    make_plan,
     noise_of,
     random_rows,
     relaxed_plan,
@@ -29,12 +28,11 @@ from table_scorers import (
 )
 
 from hf_gr import ConstraintIndex
-from hf_gr.core.beam import DEAD, Beams
-from hf_gr.core.verifiers import locate, relaxed_places
+from hf_gr.core.beam import DEAD
+from hf_gr.core.verifiers import relaxed_places
 from hf_gr.torch import ops, transition
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.drafters import TreeDrafter
-from hf_gr.torch.noise import Noise
 from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.transition import Children
 from hf_gr.torch.tree import Nodes
@@ -43,25 +41,6 @@ pytestmark = pytest.mark.shapes
 
 DRAWS = 4000
 SIGMAS = 5.0  # standard deviations that a frequency may lie off; false alarms: one in a million comparisons
-
-
-def test_beams_are_found_where_they_are_and_dead_ones_anywhere() -> None:
-    """Nothing follows upon a dead beam: its state is no drafted one."""
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        drafted = [sorted(rng.choice(12, size=rng.integers(1, 8), replace=False).tolist()) for _ in range(3)]
-        nodes = torch.tensor([row + [50] * (8 - len(row)) for row in drafted])
-        states = torch.tensor(rng.integers(0, 12, size=(3, 4)))
-        dead = torch.tensor(rng.random((3, 4)) < 0.3)
-        nothing = torch.zeros((3, 4, 0), dtype=torch.long)
-        beams = Beams(ops, nothing, nothing, torch.zeros(3, 4).masked_fill(dead, DEAD), states.masked_fill(dead, 60))
-        places, found = locate(beams, nodes)
-        for row in range(3):
-            living = [(k, int(states[row, k])) for k in range(4) if not dead[row, k]]
-            assert bool(found[row]) == all(state in drafted[row] for _, state in living)
-            for k, state in living:
-                if state in drafted[row]:
-                    assert int(places[row, k]) == drafted[row].index(state)
 
 
 # One selection
@@ -180,16 +159,6 @@ def test_relaxed_selection_is_algorithm_2(name: str) -> None:
     assert_as_frequent(*(Counter(itertools.chain.from_iterable(sets.elements())) for sets in (found, expected)))
 
 
-def test_one_draw_of_one_is_exactly_the_targets() -> None:
-    """K = N = 1 is ordinary speculative sampling, which is lossless for any draft."""
-    level = Level(0, 1, 7, alike=0.0, num_drafted=1)
-    generator = torch.Generator().manual_seed(0)
-    places = level.places(level.draw(20_000, generator), 1, generator)
-    found = Counter(divmod(int(place), 7) for place in places[:, 0])
-    for name, share in level.p.items():
-        assert abs(found[name] / 20_000 - share) <= SIGMAS * np.sqrt(share * (1 - share) / 20_000), name
-
-
 @pytest.mark.parametrize("num_kept", [1, 4, 6])
 @pytest.mark.parametrize("alike", [0.0, 1.0])
 def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> None:
@@ -202,15 +171,6 @@ def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> Non
         assert len(set(there)) == len(there) == min(num_kept, len(level.p))
         assert all(divmod(place, 4) in level.p for place in there)
         assert row[len(there) :] == [size] * (num_kept - len(there))
-
-
-def test_rows_without_candidates_stay_without() -> None:
-    nothing = torch.full((2, 3, 4), DEAD)
-    candidates = Children(torch.zeros((2, 3, 4)).long(), nothing > DEAD, torch.zeros((2, 3, 4)).long())
-    zeros = torch.zeros((2, 6)).long()
-    nodes = Nodes(zeros, zeros, zeros, log_probs=nothing)
-    noise = {"uniform": torch.full((2, 3, 4), 0.5), "gumbel": torch.zeros((2, 3, 4))}
-    assert (relaxed_places(candidates, nothing, nodes, None, num_kept=5, ops=ops, **noise) == 12).all()
 
 
 # Whole searches
@@ -290,30 +250,6 @@ def test_the_target_as_its_own_draft_changes_no_frequency(num_beams: int, times:
 )
 def test_frequencies_are_close_to_the_targets_own(draft: str, num_beams: int) -> None:
     check_inclusion(draft, num_beams, num_beams, share=0.15)
-
-
-class Drawn(Noise):
-    """Independent draws, as if every candidate's noise were new: what hashed noise stands for."""
-
-    def gumbel(self, beams: Beams, candidates: Children, *, paths: torch.Tensor | None = None) -> torch.Tensor:
-        return -torch.empty(candidates.tokens.shape).exponential_().log()
-
-
-def drawn_items(kind: type[Noise], num_beams: int) -> torch.Tensor:
-    """How often each item is among K sampled beams; with `num_beams=0`, among three independent paths."""
-    seeds = torch.arange(DRAWS)
-    width = num_beams or 3
-    plan = make_plan(DRAWS, num_beams or 1, num_return_sequences=width, do_sample=True, noise=kind(seeds))
-    decoded = decode(TableModel(TARGET, DRAWS)(), catalogue_of_all(4, 4), plan)
-    numbers = ((decoded.sequences - 1) * torch.tensor([64, 16, 4, 1])).sum(-1)
-    return torch.bincount(numbers, minlength=256).double() / DRAWS
-
-
-@pytest.mark.parametrize("num_beams", [0, 6])
-def test_hashed_noise_draws_what_independent_noise_draws(num_beams: int) -> None:
-    torch.manual_seed(0)
-    expected = drawn_items(Drawn, num_beams)
-    assert distance(drawn_items(Noise, num_beams), expected) < noise(expected)
 
 
 @pytest.mark.parametrize("seed", range(20))

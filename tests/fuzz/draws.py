@@ -36,7 +36,6 @@ class Catalogue:
         self.pairs = self.new_pairs(min(int(rng.choice([1, 2, 5, 30, 100, 250])), most))
         sequences, ids = zip(*self.pairs, strict=True)
         eos = EOS if self.is_ragged else None
-        self.history = [f"index = ConstraintIndex.from_sequences({sequences}, item_ids={ids}, eos_token_id={eos})"]
         self.index = ConstraintIndex.from_sequences(sequences, item_ids=ids, eos_token_id=eos)
         for _ in range(int(rng.choice([0, 0, 1, 3]))):
             self.update()
@@ -60,16 +59,13 @@ class Catalogue:
             new = self.new_pairs(int(self.rng.integers(1, 8)))
             sequences, ids = zip(*new, strict=True)
             self.index.add(sequences, ids)
-            self.history.append(f"index.add({sequences}, {ids})")
             self.pairs += new
         elif kind == "remove" and len(self.ids) > 1:
             gone = self.some(int(self.rng.integers(1, len(self.ids))))
             self.index.remove(gone)
-            self.history.append(f"index.remove({gone})")
             self.pairs = [pair for pair in self.pairs if pair[1] not in gone]
         elif kind == "compact":
             self.index.compact()
-            self.history.append("index.compact()")
 
     def some(self, number: int) -> list[Any]:
         ids = self.ids
@@ -90,7 +86,6 @@ class Batch:
     excluded: list[list[Any]] | None
     legal: list[list[tuple[int, ...]]]
     wanted: list[set[Any]]
-    history: list[str]
 
     @classmethod
     def draw(cls, rng: np.random.Generator, catalogue: Catalogue, sizes: tuple[int, ...] = (1, 2, 3, 5)) -> Batch:
@@ -105,44 +100,22 @@ class Batch:
         }
         index: Any = catalogue.index
         wanted = [set(catalogue.ids)] * num_rows
-        history = []
         if rng.random() < 0.5:
             kept = [catalogue.some(int(rng.integers(0, len(catalogue.ids) + 1))) for _ in range(num_rows)]
             kept = [catalogue.ids if rng.random() < 0.3 else some for some in kept]
             wanted = [set(some) for some in kept]
             index = [catalogue.index.where(some) for some in kept]
-            history.append(f"index = [index.where(some) for some in {kept}]")
         excluded = None
         if rng.random() < 0.4:
             excluded = [catalogue.some(int(rng.integers(0, len(catalogue.ids) + 1))) for _ in range(num_rows)]
             wanted = [some - set(gone) for some, gone in zip(wanted, excluded, strict=True)]
-        return cls(
-            inputs,
-            index,
-            excluded,
-            [catalogue.legal(some) for some in wanted],
-            wanted,
-            catalogue.history + history,
-        )
+        return cls(inputs, index, excluded, [catalogue.legal(some) for some in wanted], wanted)
 
     def items(self, number: int, rows: list[list[int]]) -> list[tuple[list[int], list[Any]]]:
         """Rows of one prompt with their items, by the call's own view and exclusions."""
         view = self.index[number] if isinstance(self.index, list) else self.index
         excluded = None if self.excluded is None else [self.excluded[number]]
         return list(zip(rows, view.items(rows, exclude_items=excluded), strict=True))
-
-    def reproduction(self, *, model: str, options: dict[str, Any]) -> str:
-        """Lines that make the call again."""
-        inputs = {name: value.tolist() for name, value in self.inputs.items()}
-        how = ", ".join(f"{name}={value!r}" for name, value in {"exclude_items": self.excluded, **options}.items())
-        return "\n".join(
-            [
-                f"model = {model}",
-                *self.history,
-                f"inputs = {{name: torch.tensor(value) for name, value in {inputs}.items()}}",
-                f"model.generate(**inputs, constraint_index=index, {how})",
-            ]
-        )
 
 
 def pick(rng: np.random.Generator, *values: Any) -> Any:

@@ -75,7 +75,6 @@ def test_flax_calls_equal_brute_force(fuzz: Any, folder: Path) -> None:
                 length_penalty=options["length_penalty"],
             )
         except Exception as error:
-            made = f"build({model.config.model_type!r}, config={ {LAYERS[model.config.model_type]: 1} })  # in Flax"
-            error.add_note(batch.reproduction(model=made, options=options))
+            error.add_note(f"{model.config.model_type} in Flax: {options}")
             raise
         fuzz.count(calls=1, prompts=len(batch.legal), rows=len(out.sequences))

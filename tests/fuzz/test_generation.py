@@ -195,8 +195,7 @@ def check_case(rng: np.random.Generator, drawn: tuple[str, int, str | None]) -> 
     try:
         return len(batch.legal), check(model, batch, options)
     except Exception as error:
-        made = "import sys; sys.path[:0] = ['tests', 'tests/fuzz']\nfrom test_generation import *"
-        error.add_note(f"{made}\n{batch.reproduction(model=f'model_of{drawn}', options=options.given)}")
+        error.add_note(f"model_of{drawn}.generate(**{options.given})")
         raise
 
 
