@@ -18,18 +18,16 @@ import base64
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import RLock, Thread
+from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 LARGE_NAMES = (".bin", ".gguf", ".safetensors")  # LFS objects, as .gitattributes says
-MESSAGE_OF_UNKNOWN_TOKEN = "Invalid credentials in Authorization header"  # the client knows it by this text
 
 
 @dataclass(frozen=True)
@@ -56,18 +54,15 @@ class Commit(NamedTuple):
 
 @dataclass
 class Repository:
-    """Commits by id, and the names of some of them: branches, tags and pull requests."""
+    """Commits by id, and by the names of branches, tags and pull requests."""
 
     private: bool
     commits: dict[str, Commit] = field(default_factory=dict)
-    branches: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    pull_requests: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
     def find(self, revision: str) -> str:
         """The commit that a name or an id means."""
-        named = {**self.tags, **self.branches, **self.pull_requests}
-        if (oid := named.get(revision, revision)) not in self.commits:
+        if (oid := self.names.get(revision, revision)) not in self.commits:
             raise Refusal(404, f"Invalid rev id: {revision}", code="RevisionNotFound")
         return oid
 
@@ -80,15 +75,13 @@ class Repository:
 
 @dataclass
 class Request:
-    """What was asked, and how it was answered (0: not at all)."""
+    """What was asked."""
 
     method: str
     path: str  # unquoted, without the query
     query: dict[str, str]
     headers: dict[str, str]  # names in lower case
     body: bytes = b""
-    status: int = 0
-    sent: int = 0  # bytes of the answer's body
 
     @property
     def json(self) -> Any:
@@ -131,11 +124,11 @@ class Cut(Exception):
 
 
 class HubServer:
-    """A Hub with one user, `me`, until `add_user` adds others; to be used as a context manager.
+    """A Hub with one user, `me`; to be used as a context manager.
 
     Attributes:
         url: the endpoint, for `HF_ENDPOINT`.
-        token: that of `me`.
+        token: that of `me`; anybody else reads what is public.
         requests: all that was asked, in the order of arrival.
         problems: what no answer was found for, or failed here; empty unless the client asks for something new.
     """
@@ -145,11 +138,8 @@ class HubServer:
         self.problems: list[str] = []
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # by SHA-256
-        self._users: dict[str, str] = {}
         self._faults: list[Fault] = []
-        self._lock = RLock()
-        self._key = secrets.token_hex(8)  # signs addresses of large files
-        self.token = self.add_user("me")
+        self.token = "hf_" + "3" * 34
 
     def __enter__(self) -> HubServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
@@ -164,12 +154,6 @@ class HubServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-    def add_user(self, name: str) -> str:
-        """Another user; returns the token."""
-        token = f"hf_{secrets.token_hex(17)}"
-        self._users[token] = name
-        return token
 
     def environment(self, home: str | Path) -> dict[str, str]:
         """Environment variables that send a process of `me` here; `home` is `HF_HOME`, where the cache will be."""
@@ -208,36 +192,31 @@ class HubServer:
 
     def fault(self, request: Request) -> Fault:
         """The fault of a request, which is one time less from now on; one without any effect if it has none."""
-        with self._lock:
-            for fault in self._faults:
-                if fault.times and fault.method == request.method and re.search(fault.pattern, request.path):
-                    fault.times -= 1
-                    return fault
+        for fault in self._faults:
+            if fault.times and fault.method == request.method and re.search(fault.pattern, request.path):
+                fault.times -= 1
+                return fault
         return Fault("", "", 0)
 
     # What requests ask for; `_Handler` finds these by their routes
 
     def who_am_i(self, request: Request) -> dict[str, Any]:
-        user = self._user(request)
-        return {"type": "user", "id": user, "name": user, "auth": {"type": "access_token"}}
+        self._check_owner(request)
+        return {"type": "user", "id": "me", "name": "me", "auth": {"type": "access_token"}}
 
     def validate_yaml(self, request: Request) -> dict[str, Any]:
-        has_metadata = request.json["content"].startswith("---\n")
-        return {"errors": [], "warnings": [] if has_metadata else [{"message": "empty or missing yaml metadata"}]}
+        return {"errors": [], "warnings": []}
 
     def create_repository(self, request: Request) -> dict[str, Any]:
-        user, asked = self._user(request), request.json
-        owner = asked.get("organization") or user
-        if user is None or owner != user:
-            raise Refusal(401 if user is None else 403, f"You don't have the rights to create a model for {owner}")
-        repo_id = f"{owner}/{asked['name']}"
+        self._check_owner(request)
+        asked = request.json
+        repo_id = f"me/{asked['name']}"
         url = {"url": f"{self.url}/{repo_id}", "name": repo_id}
-        with self._lock:
-            if repo_id in self.repositories:
-                raise Refusal(409, "You already created this model repo", **url)
-            made = Repository(asked.get("private") is True or asked.get("visibility") == "private")
-            made.branches["main"] = made.add({}, "initial commit")
-            self.repositories[repo_id] = made
+        if repo_id in self.repositories:
+            raise Refusal(409, "You already created this model repo", **url)
+        made = Repository(asked.get("private") is True or asked.get("visibility") == "private")
+        made.names["main"] = made.add({}, "initial commit")
+        self.repositories[repo_id] = made
         return url
 
     def describe(self, request: Request, repo_id: str, revision: str = "main") -> dict[str, Any]:
@@ -248,14 +227,12 @@ class HubServer:
 
     def create_branch(self, request: Request, repo_id: str, revision: str) -> dict[str, Any]:
         repository = self._repository(request, repo_id, to_write=True)
-        if revision in repository.branches:
-            raise Refusal(409, f"Reference already exists: refs/heads/{revision}")
-        repository.branches[revision] = repository.find("main")
+        repository.names.setdefault(revision, repository.find("main"))
         return {}
 
     def create_tag(self, request: Request, repo_id: str, revision: str) -> dict[str, Any]:
         repository = self._repository(request, repo_id, to_write=True)
-        repository.tags[request.json["tag"]] = repository.find(revision)
+        repository.names[request.json["tag"]] = repository.find(revision)
         return {}
 
     def tree(self, request: Request, repo_id: str, revision: str, folder: str = "") -> list[dict[str, Any]]:
@@ -272,67 +249,49 @@ class HubServer:
         return told
 
     def preupload(self, request: Request, repo_id: str, revision: str) -> dict[str, Any]:
-        repository = self._repository(request, repo_id, to_write="create_pr" not in request.query)
+        repository = self._repository(request, repo_id, to_write=True)
         there = repository.commits[repository.find(revision)].files
-        modes = {
-            each["path"]: "lfs" if each["path"].endswith(LARGE_NAMES) else "regular" for each in request.json["files"]
-        }
-        oids = {path: there[path].oid if path in there else None for path in modes}
-        told = {path: {"uploadMode": mode, "shouldIgnore": False, "oid": oids[path]} for path, mode in modes.items()}
-        return {"files": [{"path": path, **each} for path, each in told.items()]}
+        told: list[dict[str, Any]] = []
+        for path in (each["path"] for each in request.json["files"]):
+            mode = "lfs" if path.endswith(LARGE_NAMES) else "regular"
+            oid = there[path].oid if path in there else None
+            told.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        return {"files": told}
 
     def lfs_batch(self, request: Request, repo_id: str) -> dict[str, Any]:
         self._repository(request, repo_id, to_write=True)
         told = request.json["objects"]
         for each in told:
             if each["oid"] not in self.objects:
-                verify = {"href": f"{self.url}/{repo_id}.git/info/lfs/verify"}
-                each["actions"] = {"upload": {"href": self._signed(each["oid"])}, "verify": verify}
+                each["actions"] = {"upload": {"href": f"{self._storage}/{each['oid']}"}}
         return {"transfer": "basic", "objects": told}
 
-    def lfs_verify(self, request: Request, repo_id: str) -> dict[str, Any]:
-        self._repository(request, repo_id, to_write=True)
-        if len(self.objects.get(request.json["oid"], b"")) != request.json["size"]:
-            raise Refusal(404, "There is no such object")
-        return {}
-
     def put_object(self, request: Request, oid: str) -> dict[str, Any]:
-        self._check_signature(request)
-        if hashlib.sha256(request.body).hexdigest() != oid:
-            raise Refusal(400, "The object's SHA-256 is another one")
         self.objects[oid] = request.body
         return {}
 
     def get_object(self, request: Request, oid: str) -> Answer:
-        self._check_signature(request)
         return Answer({"ETag": f'"{oid}"'}, self.objects[oid])
 
     def make_commit(self, request: Request, repo_id: str, revision: str) -> dict[str, Any]:
         """All of a commit, or, where anything of it is wrong, nothing."""
-        proposes = request.query.get("create_pr") == "1"
-        repository = self._repository(request, repo_id, to_write=not proposes)
-        lines = [json.loads(line) for line in request.body.splitlines()]
-        with self._lock:
-            files = dict(repository.commits[repository.find(revision)].files)
-            title = ""
-            for kind, value in ((line["key"], line["value"]) for line in lines):
-                if kind == "header":
-                    title = value["summary"]
-                elif kind == "file":
-                    files[value["path"]] = File(base64.b64decode(value["content"]), is_large=False)
-                elif kind == "lfsFile":
-                    files[value["path"]] = File(self.objects[value["oid"]], is_large=True)
-                else:
-                    raise Refusal(400, f"Unknown operation {kind}")
-            oid = repository.add(files, title)
-            told = {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo_id}/commit/{oid}"}
-            if proposes:
-                number = len(repository.pull_requests) + 1
-                revision = f"refs/pr/{number}"
-                told["pullRequestUrl"] = f"{self.url}/{repo_id}/discussions/{number}"
-            names = repository.pull_requests if revision.startswith("refs/pr/") else repository.branches
-            names[revision] = oid
-            return told
+        repository = self._repository(request, repo_id, to_write=True)
+        files, title = dict(repository.commits[repository.find(revision)].files), ""
+        for kind, value in ((line["key"], line["value"]) for line in map(json.loads, request.body.splitlines())):
+            if kind == "header":
+                title = value["summary"]
+            elif kind == "file":
+                files[value["path"]] = File(base64.b64decode(value["content"]), is_large=False)
+            else:
+                files[value["path"]] = File(self.objects[value["oid"]], is_large=True)
+        oid = repository.add(files, title)
+        told = {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo_id}/commit/{oid}"}
+        if request.query.get("create_pr") == "1":
+            number = 1 + sum(name.startswith("refs/pr/") for name in repository.names)
+            revision = f"refs/pr/{number}"
+            told["pullRequestUrl"] = f"{self.url}/{repo_id}/discussions/{number}"
+        repository.names[revision] = oid
+        return told
 
     def resolve(self, request: Request, repo_id: str, revision: str, path: str) -> Answer:
         repository = self._repository(request, repo_id)
@@ -344,31 +303,27 @@ class HubServer:
         if not file.is_large:
             return Answer(headers, file.data)
         headers |= {"X-Linked-ETag": headers["ETag"], "X-Linked-Size": str(len(file.data))}
-        return Answer(headers | {"Location": self._signed(file.oid)}, status=302)
+        return Answer(headers | {"Location": f"{self._storage}/{file.oid}"}, status=302)
 
-    def _user(self, request: Request) -> str | None:
+    def _is_owner(self, request: Request) -> bool:
+        """Whether `me` asks; nobody who brings another token is answered."""
         given = request.headers.get("authorization")
-        if given is not None and given.removeprefix("Bearer ") not in self._users:
-            raise Refusal(401, MESSAGE_OF_UNKNOWN_TOKEN)
-        return None if given is None else self._users[given.removeprefix("Bearer ")]
+        if given not in (None, f"Bearer {self.token}"):
+            raise Refusal(401, "Invalid credentials in Authorization header")  # the client knows it by this text
+        return given is not None
+
+    def _check_owner(self, request: Request) -> None:
+        if not self._is_owner(request):
+            raise Refusal(401, "You don't have the rights to do that")
 
     def _repository(self, request: Request, repo_id: str, *, to_write: bool = False) -> Repository:
-        """A repository that the user may see, or change; private ones are not there for others."""
-        user, owner = self._user(request), repo_id.split("/")[0]
-        repository = self.repositories.get(repo_id)
-        if repository is None or (repository.private and user != owner):
-            raise Refusal(401 if user is None else 404, "Repository not found", code="RepoNotFound")
-        if to_write and user != owner:
-            raise Refusal(401 if user is None else 403, f"You don't have write access to {repo_id}")
+        """A repository; private ones are not there for others."""
+        is_owner, repository = self._is_owner(request), self.repositories.get(repo_id)
+        if repository is None or (repository.private and not is_owner):
+            raise Refusal(404 if is_owner else 401, "Repository not found", code="RepoNotFound")
+        if to_write:
+            self._check_owner(request)
         return repository
-
-    def _signed(self, oid: str) -> str:
-        """The address of a large file, good for whoever has it."""
-        return f"{self._storage}/{oid}?signature={self._key}"
-
-    def _check_signature(self, request: Request) -> None:
-        if "authorization" in request.headers or request.query.get("signature") != self._key:
-            raise Refusal(400, "Expected a signature, and no token beside it")
 
 
 _REPO = r"(?P<repo_id>[^/]+/[^/]+)"
@@ -385,7 +340,6 @@ _ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
     ("POST", rf"/api/models/{_REPO}/preupload/{_REVISION}", HubServer.preupload),
     ("POST", rf"/api/models/{_REPO}/commit/{_REVISION}", HubServer.make_commit),
     ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", HubServer.lfs_batch),
-    ("POST", rf"/{_REPO}\.git/info/lfs/verify", HubServer.lfs_verify),
     ("GET", rf"/{_REPO}/resolve/{_REVISION}/(?P<path>.+)", HubServer.resolve),
     ("PUT", rf"/objects/{_OID}", HubServer.put_object),
     ("GET", rf"/objects/{_OID}", HubServer.get_object),
@@ -414,6 +368,8 @@ class _Handler(BaseHTTPRequestHandler):
             if fault.action is not None:
                 fault.action()
             request.body = self._read_body(None if self.command == "GET" else fault.after)
+            if "authorization" in request.headers and request.path.startswith("/objects/"):
+                raise Refusal(400, "Expected no token: storage is on another host")
             if fault.status is not None:
                 raise Refusal(fault.status, "This went wrong on purpose")
             answer = self._answer(request, address.path)
@@ -454,15 +410,15 @@ class _Handler(BaseHTTPRequestHandler):
         raise Refusal(404, "Unknown address")
 
     def _send(self, request: Request, answer: Answer, *, cut_after: int | None = None) -> None:
-        headers, data, request.status = answer
+        headers, data, status = answer
         if asked := re.fullmatch(r"bytes=(\d+)-", request.headers.get("range", "")):
             headers = {**headers, "Content-Range": f"bytes {asked[1]}-{len(data) - 1}/{len(data)}"}
-            data, request.status = data[int(asked[1]) :], 206
+            data, status = data[int(asked[1]) :], 206
         with suppress(ConnectionError):  # nobody waits for it any more
-            self.send_response(request.status)
+            self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(data))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if request.method != "HEAD":
-                request.sent = self.wfile.write(data[:cut_after])
+                self.wfile.write(data[:cut_after])
         self.close_connection = self.close_connection or cut_after is not None
