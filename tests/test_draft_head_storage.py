@@ -543,18 +543,6 @@ def test_tensors_that_do_not_fit_the_config_are_a_clear_error(
 # Cards and the Hub
 
 
-@pytest.mark.parametrize("use_placeholders", [True, False])
-def test_the_card_says_what_the_head_is(use_placeholders: bool, tmp_path: Path) -> None:
-    """Its Python is run in test_cards."""
-    model = build()
-    add_draft_head(model, LEVELS, use_placeholders=use_placeholders).save_pretrained(tmp_path / "head")
-    text = huggingface_hub.ModelCard.load(tmp_path / "head" / "README.md").text
-    assert 'DraftHead.from_pretrained("head")' in text
-    for told in ("level: 2, 3, 2.", "4,608 parameters in float32", "size of 32, transition `rnn`, a state"):
-        assert told in text
-    assert ("placeholders `<SP_1>` (64), `<SP_2>` (65)" if use_placeholders else "no placeholders.") in text
-
-
 def test_a_pushed_checkpoint_has_its_head_and_keeps_a_card_that_somebody_wrote(hub: HubServer) -> None:
     model = build()
     add_draft_head(model, LEVELS)

@@ -198,24 +198,6 @@ def same_index(one: ConstraintIndex, other: ConstraintIndex) -> bool:
     )
 
 
-def test_index_files_are_refused_or_equal(fuzz: Any, folder: Path) -> None:
-    every = indexes()
-    for case in fuzz:
-        rng = case.rng
-        files, index = every[int(rng.integers(len(every)))]
-        other, _ = every[int(rng.integers(len(every)))]
-        made = variants(rng, files, other, "constraint_index")
-        for _ in range(PER_CASE):
-            kind, changed = next(made)
-            write(folder, changed)
-            verify = (None, True, False)[int(rng.integers(3))]
-            loaded = refusal(folder, lambda v=verify: ConstraintIndex.from_pretrained(folder, verify=v), fixes=FIXES)
-            fuzz.count(files=1, refused=int(loaded is None))
-            if loaded is None or kind == "forged" or verify is False and kind not in ("json", "swap"):
-                continue  # what is not to be read may be anything, and whoever forges digests is to be trusted
-            assert same_index(loaded, index), f"{kind}, verify={verify}: another catalogue"
-
-
 def _check_catalogue(index: ConstraintIndex) -> None:
     """Every item is found by its sequence, and its sequence by it; compiling them gives the same answers."""
     sequences = list(index)
@@ -255,26 +237,40 @@ def same_head(one: DraftHead, other: DraftHead) -> bool:
     return one.config == other.config and all(torch.equal(mine[name], theirs[name]) for name in {*mine, *theirs})
 
 
-def test_head_files_are_refused_or_equal(fuzz: Any, folder: Path) -> None:
-    every = heads()
+@pytest.mark.parametrize("kind", ["index", "head"])
+def test_files_are_refused_or_equal(kind: str, fuzz: Any, folder: Path) -> None:
+    of_index = kind == "index"
+    every: list[tuple[Files, Any]] = [*(indexes() if of_index else heads())]
     for case in fuzz:
         rng = case.rng
-        files, head = every[int(rng.integers(len(every)))]
+        files, saved = every[int(rng.integers(len(every)))]
         other, _ = every[int(rng.integers(len(every)))]
-        made = variants(rng, files, other, "draft_head")
+        made = variants(rng, files, other, "constraint_index" if of_index else "draft_head")
         for _ in range(PER_CASE):
-            kind, changed = next(made)
+            change, changed = next(made)
             write(folder, changed)
-            loaded = refusal(folder, lambda: DraftHead.from_pretrained(folder), fixes=FIXES)
+            how: Any = {"verify": (None, True, False)[int(rng.integers(3))]} if of_index else {}
+            loader = ConstraintIndex if of_index else DraftHead
+            loaded: Any = refusal(folder, lambda of=loader, how=how: of.from_pretrained(folder, **how), fixes=FIXES)
             fuzz.count(files=1, refused=int(loaded is None))
-            if loaded is None or same_head(loaded, head):
+            if loaded is None:
                 continue
-            assert kind == "forged", f"{kind}: another head"
-            with torch.no_grad():  # a sound one, with a name or a number changed that the weights do not tell
-                size = loaded.config.hidden_size
-                hidden = torch.zeros(1, 1 + loaded.config.num_levels, size, dtype=next(loaded.parameters()).dtype)
-                tokens = torch.tensor([[int(loaded.codebook(n)[0]) for n in range(loaded.config.num_levels)]])
-                assert all(logits.isfinite().all() for logits in loaded(hidden, tokens))
+            if of_index:
+                if change == "forged" or how["verify"] is False and change not in ("json", "swap"):
+                    continue  # what is not to be read may be anything, and whoever forges digests is to be trusted
+                assert same_index(loaded, saved), f"{change}, {how}: another catalogue"
+            elif not same_head(loaded, saved):
+                assert change == "forged", f"{change}: another head"
+                check_sound(loaded)
+
+
+def check_sound(head: DraftHead) -> None:
+    """A head with a name or a number changed that the weights do not tell."""
+    with torch.no_grad():
+        size, levels = head.config.hidden_size, head.config.num_levels
+        hidden = torch.zeros(1, 1 + levels, size, dtype=next(head.parameters()).dtype)
+        tokens = torch.tensor([[int(head.codebook(level)[0]) for level in range(levels)]])
+        assert all(logits.isfinite().all() for logits in head(hidden, tokens))
 
 
 # What the command line reads: no digests, so a slow twin reads it, too
