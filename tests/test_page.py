@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from serving_fake import FakeEngine
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hf_gr import ConstraintIndex, Engine, enable
@@ -44,13 +45,6 @@ def make_engine() -> Engine:
     return Engine(model, index, token_budget=512, workers=1)
 
 
-class Still:
-    """An engine that is asked for its catalogue only."""
-
-    def __init__(self, index: ConstraintIndex) -> None:
-        self.catalogue, self.is_ready = LiveCatalogue(index), False
-
-
 def client_of(engine: Any, titles: dict[str, str]) -> TestClient:
     app = FastAPI()
     add_page(app, engine, titles)
@@ -58,8 +52,10 @@ def client_of(engine: Any, titles: dict[str, str]) -> TestClient:
 
 
 @pytest.fixture
-def still() -> Still:
-    return Still(ConstraintIndex.from_sequences(SEQUENCES, item_ids=range(len(SEQUENCES))))
+def still() -> FakeEngine:
+    engine = FakeEngine()
+    engine.catalogue = LiveCatalogue(ConstraintIndex.from_sequences(SEQUENCES, item_ids=range(len(SEQUENCES))))
+    return engine
 
 
 def test_titles_are_read_from_json_and_tables(tmp_path: Path) -> None:
@@ -89,7 +85,7 @@ def search(client: TestClient, text: str, **how: Any) -> list[tuple[Any, bool]]:
     return [(one["item_id"], one["in_catalogue"]) for one in found]
 
 
-def test_a_search_finds_all_words_and_puts_beginnings_first(still: Still) -> None:
+def test_a_search_finds_all_words_and_puts_beginnings_first(still: FakeEngine) -> None:
     client = client_of(still, TITLES | {"99": "Heat 2"})
     assert search(client, "heat") == [(0, True), (7, True)]
     assert search(client, "hEAT the") == [(7, True)]
@@ -105,12 +101,12 @@ def test_a_search_finds_all_words_and_puts_beginnings_first(still: Still) -> Non
 
 
 def test_items_without_titles_are_found_by_id() -> None:
-    client = client_of(Still(ConstraintIndex.from_sequences(SEQUENCES[:3], item_ids=["B01", "B02", "C03"])), {})
-    assert search(client, "b0") == [("B01", True), ("B02", True)]
-    assert [one["in_catalogue"] for one in client.post("/page/titles", json=["C03", 3]).json()] == [True, False]
+    client = client_of(FakeEngine(), {})
+    assert search(client, "b0", limit=2) == [("B01", True), ("B02", True)]
+    assert [one["in_catalogue"] for one in client.post("/page/titles", json=["B03", 3]).json()] == [True, False]
 
 
-def test_every_file_is_served_and_titles_need_the_key(still: Still) -> None:
+def test_every_file_is_served_and_titles_need_the_key(still: FakeEngine) -> None:
     still.is_ready = True
     client = TestClient(make_app(still, api_key="secret", titles=TITLES))
     page = client.get("/")

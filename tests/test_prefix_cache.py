@@ -8,6 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from os.path import commonprefix
 from typing import Any
 
 import families
@@ -146,11 +147,6 @@ def test_one_instruction_is_read_once_for_all() -> None:
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
 
 
-def num_common(first: list[int], second: list[int]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(first), len(second)))
-
-
 class Past:
     """The keys of one layer for one row: its tokens."""
 
@@ -184,7 +180,8 @@ def test_what_is_cached_is_the_longest_common_prefix(
                 found = [token for one in path for token in one.planes[0].flatten().tolist()]
                 assert found == tokens[: len(found)]
                 if num_bytes == 10**6:
-                    assert len(found) == max(num_common(tokens, one) // block * block for one in seen)
+                    common = max(len(commonprefix([tokens, one])) for one in seen)
+                    assert len(found) == common // block * block
 
 
 def test_the_least_recently_used_goes_first_and_never_what_others_begin_with() -> None:
