@@ -29,23 +29,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next event: no test waits."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(JumpingSelector(self))
+        self.now, selector = 0.0, selectors.SelectSelector()
+        select = selector.select
+
+        def jump(timeout: float | None = None) -> Any:
+            found = select(0)
+            if not found and timeout is not None:
+                self.now += max(timeout, 0.0)
+            return found or (select(1.0) if timeout is None else [])
+
+        selector.select = jump
+        super().__init__(selector)
 
     def time(self) -> float:
         return self.now
-
-
-class JumpingSelector(selectors.SelectSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self.loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        found = super().select(0)
-        if not found and timeout is not None:
-            self.loop.now += max(timeout, 0.0)
-        return found or (super().select(1.0) if timeout is None else [])
 
 
 class VirtualWorkers(Executor):

@@ -232,32 +232,24 @@ def test_histories_keep_what_was_removed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(catalogue.edition.index.snapshot.items) < 8
 
 
-def test_readers_and_writers_in_threads() -> None:
-    """Every edition that a reader takes is whole: its rules are within it, and versions only rise."""
+def test_threads_that_read_and_write() -> None:
+    """No update is lost, and every edition is whole: its rules are within it, and versions only rise."""
     catalogue = LiveCatalogue(small_index(), {"all": ["ham", "jam", "yam"]})
-
-    def read() -> None:
-        last = 0
-        while last < 3 * (8 + 4):
-            edition = catalogue.edition
-            assert edition.version >= last
-            last = edition.version
-            combine_rules([edition.index.snapshot, *(view.snapshot for view in edition.rules.values())])
-            assert edition.index.has_items(edition.rules["all"].item_ids).all()
 
     def write(number: int) -> None:
         for step in range(8):
             name = f"{number} {step}"
-            added = [{"item_id": name, "sequence": [step, number]}]
-            catalogue.apply(Update(add=added, rules={"all": ["jam", name]}))
-            if step % 2:
-                catalogue.apply(Update(remove=[name]))
+            made = catalogue.apply(Update([{"item_id": name, "sequence": [step, number]}], rules={"all": [name]}))
+            latest = catalogue.edition
+            assert latest.version >= made.version
+            assert latest.index.has_items(latest.rules["all"].item_ids).all()
+            catalogue.apply(Update(remove=[name] if step % 2 else []))
 
-    with ThreadPoolExecutor(5) as pool:
-        for done in [pool.submit(read), *(pool.submit(write, number) for number in range(3)), pool.submit(read)]:
-            done.result(60)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, range(3)))
     kept = {f"{number} {step}" for number in range(3) for step in range(0, 8, 2)}
     assert set(catalogue.edition.index.item_ids) == kept | {"ham", "jam", "yam"}
+    assert catalogue.edition.version == 3 * 8 * 2
 
 
 # The log

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any, Literal
 
 logger = logging.getLogger(__name__)
@@ -129,21 +130,13 @@ class Observers(Observer):
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers
 
-    def queued(self, num_waiting: int) -> None:
-        """See `Observer`."""
-        self._tell("queued", num_waiting)
-
-    def computed(self, batch: Batch) -> None:
-        """See `Observer`."""
-        self._tell("computed", batch)
-
-    def ended(self, outcome: Outcome, seconds: float) -> None:
-        """See `Observer`."""
-        self._tell("ended", outcome, seconds)
-
     def _tell(self, event: str, *told: Any) -> None:
         for observer in self.observers:
             try:
                 getattr(observer, event)(*told)
             except Exception:
                 logger.exception("an observer failed")
+
+    queued: Any = partialmethod(_tell, "queued")
+    computed: Any = partialmethod(_tell, "computed")
+    ended: Any = partialmethod(_tell, "ended")
