@@ -100,7 +100,7 @@ def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged:
     model = enabled(family) if padding == PAD else enable(build(family, config={"pad_token_id": None}))
     rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if ragged else SMALL
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-    options = {"num_beams": 9, "num_return_sequences": 9}
+    options = {"num_beams": 9, "num_return_sequences": 9, "length_penalty": 2.0}
     out = model.generate(**prompts(2, 6), constraint_index=index, **options, **DETAILS)
     answers = out.sequences[:, 1 if model.config.is_encoder_decoder else 6 :]
     for tokens, scores in zip(answers.view(2, 9, -1), out.sequences_scores.view(2, 9), strict=True):

@@ -100,17 +100,6 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         is_dead = ((torch.cat(chosen, dim=1) < NEARLY_IMPOSSIBLE) & (steps < lengths[:, None])).any(dim=1)
     else:
         is_dead = dead(scores)
-        # When legal beams run out, transformers goes on with others, and with copies.
-        rows = [tuple(row[:length]) for row, length in zip(generated.tolist(), lengths.tolist(), strict=True)]
-        numbered = [(number // config.num_return_sequences, row) for number, row in enumerate(rows)]
-        is_copy = [one in numbered[:number] for number, one in enumerate(numbered)]
-        is_dead |= torch.tensor(is_copy, device=is_dead.device)
-    if not passed_on["stopping_criteria"]:  # which may leave a part of an item
-        is_item = [
-            (end is None or end in row) and bool(rules.items(number // config.num_return_sequences, row))
-            for number, row in enumerate(generated.tolist())
-        ]
-        is_dead |= ~torch.tensor(is_item, device=is_dead.device)
     lengths = lengths.masked_fill(is_dead, 0)
     may_be_shorter = passed_on["stopping_criteria"] or device_catalogue(rules, generated.device).is_ragged
     width = max(int(lengths.max()), 1) if may_be_shorter else num_steps
