@@ -1,15 +1,11 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The slow, obvious oracle: a dict trie and an exhaustive beam search. Knows no trie arrays, no tensors and no model.
-
-Meant to be read and believed, one prefix and one token at a time; it shares no code with what it tests.
-"""
+"""The slow, obvious oracles, one prefix and one token at a time. They share no code with what they judge."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
@@ -20,82 +16,46 @@ ItemId = int | str
 ScoreFunction = Callable[[tuple[int, ...]], npt.NDArray[np.floating]]
 
 
-@dataclass
-class _Node:
-    children: dict[int, _Node] = field(default_factory=dict)
-    items: list[ItemId] = field(default_factory=list)
-
-
 class ReferenceTrie:
-    """A trie of dicts, with the meanings of `ConstraintIndex`."""
+    """What follows each prefix, and the items that end with it, with the meanings of `ConstraintIndex`."""
 
-    def __init__(self, eos_token_id: int | None = None) -> None:
-        self.eos_token_id = eos_token_id
-        self._root = _Node()
-
-    @classmethod
-    def from_sequences(
-        cls,
+    def __init__(
+        self,
         sequences: Iterable[Sequence[int]],
         item_ids: Iterable[ItemId] | None = None,
         eos_token_id: int | None = None,
-    ) -> ReferenceTrie:
-        """Insert sequences one by one; the row numbers are the items by default."""
-        trie = cls(eos_token_id)
-        rows = list(sequences)
+    ) -> None:
+        """Insert sequences one by one, with the end token where they lack it; row numbers are the items by default."""
+        self.eos_token_id = eos_token_id
+        self._next: dict[tuple[int, ...], set[int]] = {}
+        self._items: dict[tuple[int, ...], list[ItemId]] = {}
+        rows = [tuple(sequence) for sequence in sequences]
         for row, item in zip(rows, range(len(rows)) if item_ids is None else item_ids, strict=True):
-            trie.insert(row, item)
-        return trie
-
-    def insert(self, sequence: Sequence[int], item: ItemId) -> None:
-        """Add one item; the end token is appended where the sequence lacks it."""
-        tokens = list(sequence)
-        if self.eos_token_id is not None and tokens[-1] != self.eos_token_id:
-            tokens.append(self.eos_token_id)
-        node = self._root
-        for token in tokens:
-            if token not in node.children:
-                node.children[token] = _Node()
-            node = node.children[token]
-        if item not in node.items:
-            node.items.append(item)
+            tokens = row if eos_token_id is None or row[-1] == eos_token_id else (*row, eos_token_id)
+            for length, token in enumerate(tokens):
+                self._next.setdefault(tokens[:length], set()).add(token)
+            items = self._items.setdefault(tokens, [])
+            if item not in items:
+                items.append(item)
 
     def allowed(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending."""
-        node = self._find(prefix)
-        return [] if node is None else sorted(node.children)
+        return sorted(self._next.get(tuple(prefix), ()))
 
     def items(self, row: Sequence[int]) -> list[ItemId]:
         """The items of a generated row; what follows a complete sequence, or a negative token, is padding."""
-        node: _Node | None = self._root
+        found: tuple[int, ...] = ()
         for token in row:
-            if token < 0 or not node.children:
+            if token < 0 or not self.allowed(found):
                 break
-            node = node.children.get(token)
-            if node is None:
-                return []
-        if node.children and self.eos_token_id is not None:  # the row was given without its end token
-            node = node.children.get(self.eos_token_id, node)
-        return list(node.items)
+            found = (*found, token)
+        if self.eos_token_id in self.allowed(found):  # the row was given without its end token
+            found = (*found, self.eos_token_id)
+        return list(self._items.get(found, []))
 
     def sequences(self) -> list[tuple[int, ...]]:
         """Every distinct sequence, in lexicographic order, the end token included."""
-        found: list[tuple[int, ...]] = []
-
-        def visit(node: _Node, prefix: tuple[int, ...]) -> None:
-            if not node.children:
-                found.append(prefix)
-            for token in sorted(node.children):
-                visit(node.children[token], (*prefix, token))
-
-        visit(self._root, ())
-        return found
-
-    def _find(self, prefix: Sequence[int]) -> _Node | None:
-        node: _Node | None = self._root
-        for token in prefix:
-            node = None if node is None else node.children.get(token)
-        return node
+        return sorted(self._items)
 
 
 def reference_answers(
@@ -129,10 +89,7 @@ def reference_label_log_probs(
     found: list[float] = []
     for label in labels:
         rows = np.asarray(logits(list(label[:-1])), dtype=np.float64)
-        total = 0.0
-        for row, token in zip(rows, label, strict=True):
-            total += float(row[token] - row.max() - np.log(np.exp(row - row.max()).sum()))
-        found.append(total)
+        found.append(sum(float(row[token] - np.logaddexp.reduce(row)) for row, token in zip(rows, label, strict=True)))
     return found
 
 
@@ -147,12 +104,11 @@ def reference_beam_search(
 ) -> list[tuple[tuple[int, ...], float]]:
     """Constrained beam search over Python lists, one beam and one token at a time.
 
-    At each level every live beam is extended by every legal token. What is then complete is finished if it is among
-    the `num_beams` best, and dropped otherwise; the `num_beams` best of the others live on, until none is left:
-    transformers' search with `early_stopping="never"`. Finished ones are ranked by `score / length**length_penalty`,
-    the end token counted, equal scores in lexicographic order; those of score `-inf` are omitted.
+    What is complete is finished if it is among the `num_beams` best of its level, and dropped otherwise; the
+    `num_beams` best of the others live on: transformers' search with `early_stopping="never"`. Finished ones rank by
+    `score / length**length_penalty`, the end token counted, then in lexicographic order, without scores of `-inf`.
     """
-    trie = ReferenceTrie.from_sequences(sequences, eos_token_id=eos_token_id)
+    trie = ReferenceTrie(sequences, eos_token_id=eos_token_id)
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     finished: list[tuple[tuple[int, ...], float]] = []
     while live:
@@ -185,9 +141,7 @@ def reference_head_log_probs(
 ) -> dict[int, float]:
     """A draft head's log-probability of every code after a prefix, one vector at a time (NEZHA, equations 1 to 3).
 
-    The state begins as the hidden state of the prompt's last token; every token of the prefix moves it by its level's
-    transition and its embedding; logits are a matrix times the sum of the state and the next placeholder's hidden
-    state, normalised over the level's codes. `hidden` is `[L + 1, H]`; weights are named as in a head's state_dict.
+    `hidden` is `[L + 1, H]`, of the prompt's last token and the placeholders; weights are named as in a state_dict.
     """
     state = np.asarray(hidden[0], dtype=np.float64)
     for level, token in enumerate(prefix):
@@ -302,9 +256,8 @@ def reference_relaxed_selection(
 ) -> list[Hashable]:
     """One step of AtSpeed's relaxed sampling verification, one sequence at a time (algorithm 2, lines 6 to 19).
 
-    `p` and `q` are the target's and the draft's probabilities, `drafted` is in the order of drawing. It differs from
-    the paper in the same two ways as `hf_gr`: if more sequences pass than are needed, the first are kept, not a random
-    choice; places that `norm(max(0, p - q))` cannot fill are drawn from p, so that none is missing.
+    `p` and `q` are the target's and the draft's probabilities, `drafted` is in the order of drawing. Unlike the paper,
+    of more that pass than are needed the first are kept, and what `norm(max(0, p - q))` cannot fill is drawn from p.
     """
     kept: list[Hashable] = []
     for sequence in drafted:

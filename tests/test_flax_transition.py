@@ -63,7 +63,7 @@ def check(rules: BatchRules, *, num_rows: int, eos: int | None, step: Any = step
     catalogue = device_catalogue(rules, num_rows=num_rows)
     dead = int(catalogue.dead_state)
     for row in range(num_rows):
-        reference = ReferenceTrie.from_sequences(legal_sequences(rules, row), eos_token_id=eos)
+        reference = ReferenceTrie(legal_sequences(rules, row), eos_token_id=eos)
         prefixes: list[tuple[int, ...]] = [()]
         states = [0]
         for level in range(catalogue.max_length):

@@ -22,26 +22,7 @@ from hf_gr.torch.transition import Children
 pytestmark = pytest.mark.shapes
 
 TOL = 1e-6  # fp32, relative to the largest logit: a sum of at most 30,000 exponentials
-BATCH, BEAMS, VOCABULARY, CHILDREN = 2, 5, 23, 4
-
-
-def logits(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    shape = (BATCH, BEAMS, VOCABULARY)
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
-
-
-def children() -> Children:
-    """As any level may give them; some are illegal."""
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(VOCABULARY, (BATCH, BEAMS, CHILDREN), generator=generator)
-    legal = torch.rand(tokens.shape, generator=generator) < 0.7
-    return Children(torch.where(legal, tokens, 0), legal, tokens)
-
-
-def scores(given: torch.Tensor, legal: Children) -> torch.Tensor:
-    return decode.child_scores(
-        given, legal, Beams.start(ops, given, batch_size=BATCH, width=BEAMS), make_plan(BATCH, BEAMS)
-    )
+VOCABULARY = 23
 
 
 def expected(given: torch.Tensor, legal: Children) -> torch.Tensor:
@@ -63,8 +44,11 @@ def test_pieces_of_every_size_give_the_log_softmax(
     at_once: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_probs, "rows_at_once", lambda *_: at_once)
-    given, legal = logits(dtype), children()
-    found = scores(given, legal)
+    draw = torch.Generator().manual_seed(0)
+    given = (torch.randn((2, 5, VOCABULARY), generator=draw) * 3).to(dtype)
+    tokens = torch.randint(VOCABULARY, (2, 5, 4), generator=draw)
+    legal = Children(tokens, torch.rand(tokens.shape, generator=draw) < 0.7, tokens)
+    found = decode.child_scores(given, legal, Beams.start(ops, given, batch_size=2, width=5), make_plan(2, 5))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected(given, legal), atol=TOL, rtol=TOL)
 

@@ -53,7 +53,7 @@ def reachable(processor: ConstraintLogitsProcessor, prompt: list[int]) -> set[tu
 
 @given(LABEL_SETS)
 def test_reachable_outputs_are_exactly_the_sequences(labels: list[list[int]]) -> None:
-    trie = ReferenceTrie.from_sequences(labels, eos_token_id=EOS)
+    trie = ReferenceTrie(labels, eos_token_id=EOS)
     by_mask = ConstraintLogitsProcessor(index_of(labels), attention_mask=torch.ones(1, 2))
     for processor in (ConstraintLogitsProcessor(index_of(labels), 2), by_mask):
         assert reachable(processor, [9, 3]) == set(trie.sequences())

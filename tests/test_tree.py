@@ -56,13 +56,6 @@ def test_a_layer_that_dropped_keys_sees_the_ones_it_kept() -> None:
         assert tree.attention_mask(torch.ones((1, 2), dtype=torch.bool), window=3)[0, 0, 0, :2].tolist() == kept
 
 
-def test_levels_of_different_width() -> None:
-    first = Tree.over_prompt(1, torch.device("cpu")).grow(torch.tensor([[0, 0]]), depth=1)
-    tree = first.grow(torch.tensor([[1, 1, 0]]), depth=2)
-    assert tree.ancestry.tolist() == [[[1, 2], [1, 3], [0, 4]]]
-    assert tree.num_slots == 5
-
-
 def test_rows_of_different_depth_see_their_own_ancestors() -> None:
     # Two levels were scored together; then the first row goes on from the second one, the other row from the first.
     first = Tree.over_prompt(2, torch.device("cpu")).grow(torch.zeros((2, 2), dtype=torch.long), depth=1)
