@@ -9,17 +9,15 @@ that programs share. The same calls run uncaptured, which is what a CPU does.
 from __future__ import annotations
 
 import gc
-import os
 import random
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import ref
 
 import numpy as np
 import pytest
 import torch
-from cpu_graphs import CpuGraph, CpuGraphs, capture, poison, poison_buffers
+from cpu_graphs import CpuGraphs, capture, poison_buffers
 from families import EOS, build, prompts
 
 from hf_gr import ConstraintIndex, enable
@@ -89,25 +87,6 @@ def replay_all(model: Any, graphs: CpuGraphs, index: ConstraintIndex, options: d
             del inputs["attention_mask"]
         both(model, inputs, **seeded(number))
     assert (graphs.num_captures, graphs.num_replays) == (1, 4)
-
-
-def test_a_graph_replays_what_it_recorded_on_the_same_memory() -> None:
-    given, numbers, layer = torch.ones(2), [1, 2], torch.nn.Linear(2, 2, bias=False)
-    weights, places, table = layer.weight.data.clone(), torch.tensor([1]), torch.zeros(3)
-    with torch.no_grad(), (graph := CpuGraph()):
-        found = layer(given) * sum(numbers)
-        table[1:].t().index_fill_(0, places, 1.0)
-        view = found[1:]
-    numbers.append(3)  # what the host decided stays decided
-    layer.weight.data = torch.zeros(2, 2)  # a moved weight is not followed
-    given.fill_(2.0)
-    places.fill_(0)
-    table.zero_()
-    graph.replay()
-    torch.testing.assert_close(found, 3 * 2 * weights.sum(1))
-    assert (table.tolist(), view.item()) == ([0, 1, 0], found[1].item())
-    with pytest.raises(CannotCapture), CpuGraph():
-        given.sum().item()
 
 
 # Captured with one prompt, replayed with others
@@ -299,10 +278,7 @@ class Calls:
         return inputs, options
 
 
-@pytest.mark.parametrize(
-    ("count", "seed"),
-    [(30, 0), pytest.param(int(os.environ.get("HF_GR_CALLS", "1000")), 1, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("count", "seed"), [(30, 0), pytest.param(1000, 1, marks=pytest.mark.slow)])
 def test_calls_in_random_shapes(count: int, seed: int, graphs: CpuGraphs) -> None:
     calls, refused = Calls(seed), 0
     for number in range(count):
@@ -322,50 +298,6 @@ def test_calls_in_random_shapes(count: int, seed: int, graphs: CpuGraphs) -> Non
             torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=0)
     assert refused <= count / 10
     assert graphs.num_replays > 1.5 * graphs.num_captures > 4
-
-
-# Planted: a buffer that is not copied in
-
-
-@pytest.mark.parametrize("rules", ["views", "exclusions"])
-def test_every_buffer_that_is_not_copied_in_is_noticed(rules: str, graphs: CpuGraphs) -> None:
-    model, inputs = enable(build("qwen3", config={"num_hidden_layers": 1})), prompts(2, 12, padded=True)
-    # Nodes of every level have several children, so that some are hidden and others not.
-    sizes = (8, 4, 4, 2)  # more below the root than there are beams
-    rows = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), axis=-1).reshape(-1, 4) + 3
-    index = ConstraintIndex.from_sequences(rows)
-    # So hot that seeds decide.
-    options: dict[str, Any] = {"do_sample": True, "top_k": 0, "temperature": 9.0, "seed": 1, **BEAMS}
-    options["constraint_index"] = index
-    if rules == "views":
-        options["constraint_index"] = [index.where(range(50)), index.where(range(100, 200))]
-    else:
-        numbers = range(len(rows))
-        wide = [n for n in numbers if n < 64 or (n < 160 and n // 16 % 2 == 0) or (n >= 160 and n // 4 % 2 == 0)]
-        options["exclude_items"] = [range(0, 256, 2), wide]
-    expected = model.generate(**inputs, **DETAILS, **options)
-    whole = capture(model, inputs, **options)
-    program = whole.captured
-    both(model, inputs, **options)
-    right, unread = program.fill, []
-    for number, buffer in enumerate(program.buffers):
-
-        def fill(given: Any, buffer: torch.Tensor = buffer) -> None:
-            right(given)
-            poison(buffer)
-
-        program.fill = fill
-        try:
-            assert_same(expected, model.generate(**inputs, **DETAILS, **STATIC, **options))
-        except (AssertionError, IndexError, RuntimeError):
-            continue
-        unread.append(number)
-    # The prompts' tokens, of which only the number counts; and the root, which nothing hides.
-    shapes = [buffer.shape if buffer.dtype == torch.long else () for buffer in program.buffers]
-    is_prompt = [number for number, shape in enumerate(shapes) if shape == (2, 1)]
-    of_hidden = [number for number, shape in enumerate(shapes) if shape == (2, whole.most_hidden)]
-    assert set(unread) <= {*is_prompt, *of_hidden[:1]}
-    assert len(program.buffers) > 6
 
 
 def test_nothing_of_a_longer_prompt_is_read(graphs: CpuGraphs) -> None:
@@ -460,28 +392,7 @@ def test_adapters_are_switched_on_and_off(graphs: CpuGraphs) -> None:
     assert graphs.num_captures == 3  # of as many states, one of which came back
 
 
-def test_two_threads_with_one_model(graphs: CpuGraphs) -> None:
-    model, index = enable(build("qwen3")), new_index()
-    given = [prompts(2, 5 + number, seed=number) for number in range(4)]
-    expected = [model.generate(**one, constraint_index=index, **DETAILS, **BEAMS) for one in given]
-    capture(model, given[0], constraint_index=index, **BEAMS)
-
-    def ask(number: int) -> Any:
-        return model.generate(**given[number % 4], constraint_index=index, **DETAILS, **BEAMS, **STATIC)
-
-    with ThreadPoolExecutor(3) as pool:
-        for number, found in enumerate(pool.map(ask, range(24))):
-            assert_same(expected[number % 4], found)
-    assert graphs.num_replays == 1 + 24
-
-
-def test_buckets_grow_by_a_quarter_at_most(graphs: CpuGraphs) -> None:
-    buckets = sorted({captured.bucket_of(length) for length in range(1, 5000)})
-    assert buckets[0] == captured.SMALLEST_BUCKET
-    assert max(large / small for small, large in zip(buckets, buckets[1:], strict=False)) <= 1.25
-    assert all(captured.bucket_of(length) >= length for length in range(1, 5000))
-    assert captured.bucket_of(90, most=92) == 92
-    assert captured.bucket_of(95, most=92) == 95  # a prompt beyond the positions is the model's own problem
+def test_a_bucket_ends_where_positions_do(graphs: CpuGraphs) -> None:
     model, index = enable(build("gpt2", config={"n_positions": 21})), new_index()
     assert capture(model, prompts(2, 17), constraint_index=index, **BEAMS).longest == 17
 
@@ -572,8 +483,6 @@ def test_a_warm_up_captures_what_is_to_come(graphs: CpuGraphs, said: list[str]) 
         "num_beams=\\[\\], expected a positive integer": {"num_beams": []},
         "batch_sizes='2', expected": {"batch_sizes": "2"},
         "batch_sizes=True, expected": {"batch_sizes": True},
-        "prompt_lengths=1.5, expected": {"prompt_lengths": 1.5},
-        "num_beams=None, expected": {"num_beams": None},
         "warm_up with logits processors": {"repetition_penalty": 1.5},
         "cache_implementation='dynamic', expected 'static'": {"cache_implementation": "dynamic"},
         "constraint_index is missing": {"constraint_index": None},

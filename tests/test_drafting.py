@@ -21,7 +21,6 @@ from transformers import DynamicCache, SynthIDTextWatermarkingConfig
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation import messages
 from hf_gr.generation.torch.caches import of_decoder
-from hf_gr.torch import scorers
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 8 log-probabilities, whose forwards differ in the order of additions
 TIE_TOL = 1e-5  # what rounding explains: sequences whose scores differ by less may come in either order
@@ -134,11 +133,8 @@ def test_drafts_change_nothing_in_any_family(family: str) -> None:
     ("kind", "extra"),
     [
         ("trie", {"stopping_criteria": [lambda tokens, scores, **kwargs: tokens[:, -1] == 7]}),
-        ("small", {"logits_processor": [lambda tokens, scores: scores + 0.1 * (tokens[:, -1:] % 7)]}),
-        ("trie", {"renormalize_logits": True, "output_logits": True}),
         ("small", {"bad_words_ids": [[5], [7, 9]], "no_repeat_ngram_size": 2}),
         ("small", {"output_logits": True}),
-        ("trie", {"length_penalty": -1.0, "num_return_sequences": 2}),
         ("trie", {"prefix_allowed_tokens_fn": lambda batch, tokens: list(range(3, 20))}),
         ("small", {"prefill_chunk_size": 4}),
     ],
@@ -205,25 +201,17 @@ def test_a_prefilled_prompt_is_drafted_from_and_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "t5"])
-def test_rows_go_on_by_themselves(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_go_on_by_themselves(family: str) -> None:
     # Budgets that some rows' subtrees fit and others' do not, and a draft that is right for some.
     target, inputs, index = model_of(family), prompts(6, LONG_PROMPT), index_of("fixed")
     views = [index.where(range(number)) for number in (700, 6, 60, 700, 2, 200)]
     options = {"num_beams": 4, "num_return_sequences": 4, "pad_token_id": PAD, **DETAILS}
     plain = target.generate(**inputs, **options, constraint_index=views)
-    depths, score = [], scorers.TreeScorer.score
-
-    def spied(self: Any, levels: Any, *, depth: Any) -> Any:
-        depths.append(depth)
-        return score(self, levels, depth=depth)
-
     for draft in (
         {"drafting": "trie", "draft_token_budget": 16},
         {"assistant_model": draft_of("small", target), "draft_token_budget": 1, "num_draft_beams": 16},
     ):
-        with monkeypatch.context() as patch:
-            patch.setattr(scorers.TreeScorer, "score", spied)
-            out = target.generate(**inputs, **options, **draft, constraint_index=views)
+        out = target.generate(**inputs, **options, **draft, constraint_index=views)
         assert_same(out, plain)
         rows = [{name: value[row : row + 1] for name, value in inputs.items()} for row in range(6)]
         alone = [
@@ -234,7 +222,6 @@ def test_rows_go_on_by_themselves(family: str, monkeypatch: pytest.MonkeyPatch) 
         assert out.speculation.target_forwards == max(forwards) > min(forwards)
         steps = [one.speculation.accepted_steps.tolist() for one in alone]
         assert [[number] for number in out.speculation.accepted_steps.tolist()] == steps
-    assert any(not isinstance(depth, int) for depth in depths), "rows were never at different levels"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])
@@ -256,8 +243,8 @@ def test_the_cache_of_prompts_that_were_read_with_nodes_serves_another_call(fami
 # Forwards
 
 
-def speculate(index: ConstraintIndex, num_beams: int, *, budget: int | None = None) -> tuple[Any, Any]:
-    """Plain search and trie drafting on one prompt of a vocabulary as large as the catalogue's."""
+def speculate(index: ConstraintIndex, num_beams: int, *, budget: int | None = None) -> Any:
+    """What trie drafting takes for the answer of plain search; the vocabulary is as large as the catalogue's."""
     model = enable(build("qwen3", config={"vocab_size": index.max_token_id + 1}))
     inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
     options = {"constraint_index": index, "num_beams": num_beams, "num_return_sequences": num_beams, **DETAILS}
@@ -265,7 +252,8 @@ def speculate(index: ConstraintIndex, num_beams: int, *, budget: int | None = No
     drafted = model.generate(**inputs, **options, drafting="trie", draft_token_budget=budget)
     assert_same(drafted, plain)
     assert plain.speculation.target_forwards == index.max_length - 1
-    return plain, drafted
+    assert plain.speculation.draft_forwards == plain.speculation.drafted_nodes.sum() == 0
+    return drafted.speculation
 
 
 def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
@@ -278,23 +266,15 @@ def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
     )
     rows = np.concatenate([third, third[rng.choice(len(third), 900)]])
     rows = np.concatenate([rows, rng.integers(0, 256, (len(rows), 1))], axis=1) + 1 + 256 * np.arange(4)
-    _, drafted = speculate(ConstraintIndex.from_sequences(rows), 20)
-    assert drafted.speculation.target_forwards == 1
-
-
-@pytest.mark.parametrize(("num_codes", "forwards"), [(256, 3), (2048, 4)])
-def test_eight_tokens_of_many_items_take_four_forwards(num_codes: int, forwards: int) -> None:
-    rows = np.random.default_rng(0).integers(0, num_codes, size=(200_000, 8))
-    _, drafted = speculate(ConstraintIndex.from_sequences(rows), 20)
-    assert drafted.speculation.target_forwards <= forwards
+    assert speculate(ConstraintIndex.from_sequences(rows), 20).target_forwards == 1
 
 
 def test_forced_levels_cost_no_forward_whatever_the_budget() -> None:
     # One way on after the second token.
     rows = [[a, b, *((a + b + step) % 60 + 1 for step in range(4))] for a in range(1, 20) for b in range(1, 30)]
-    _, drafted = speculate(ConstraintIndex.from_sequences(rows), 10, budget=1)
-    assert drafted.speculation.target_forwards == 2
-    assert drafted.speculation.accepted_steps.tolist() == [4 - 1]
+    drafted = speculate(ConstraintIndex.from_sequences(rows), 10, budget=1)
+    assert drafted.target_forwards == 2
+    assert drafted.accepted_steps.tolist() == [4 - 1]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "t5"])
@@ -415,17 +395,6 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
         target.generate(**inputs, **options, assistant_model=is_short)
 
 
-def test_a_draft_longer_than_the_catalogue_is_clipped() -> None:
-    target, inputs = model_of("qwen3"), prompts(2, 6)
-    options = {"constraint_index": index_of("fixed"), "num_beams": 4, "assistant_model": target, **DETAILS}
-    found = [
-        target.generate(**inputs, **options, num_assistant_tokens=number, draft_token_budget=1).speculation
-        for number in (4, 100)
-    ]
-    assert found[0].draft_forwards == found[1].draft_forwards
-    assert found[0].drafted_nodes.tolist() == found[1].drafted_nodes.tolist()
-
-
 @pytest.mark.parametrize("length", [1, 2])
 def test_short_catalogues_need_no_forward_after_the_prompts(length: int) -> None:
     target, inputs = model_of("qwen3"), prompts(2, 6)
@@ -435,16 +404,6 @@ def test_short_catalogues_need_no_forward_after_the_prompts(length: int) -> None
         assert_same(out, target.generate(**inputs, constraint_index=index, num_beams=4, **DETAILS))
         assert out.speculation.target_forwards == 0
         assert out.speculation.drafted_steps.tolist() == [length - 1] * 2
-
-
-def test_a_budget_for_nothing_means_plain_beams() -> None:
-    target, inputs = model_of("qwen3"), prompts(2, 6)
-    options = {"constraint_index": index_of("dense"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
-    plain = target.generate(**inputs, **options)
-    out = target.generate(**inputs, **options, drafting="trie", draft_token_budget=1)
-    assert_same(out, plain)
-    assert out.speculation.target_forwards == plain.speculation.target_forwards
-    assert not out.speculation.drafted_nodes.any()
 
 
 @pytest.mark.parametrize("kind", ["trie", "small"])
@@ -462,13 +421,3 @@ def test_where_nothing_can_be_drafted_that_is_said_once(
         for _ in range(2):
             assert_same(target.generate(**inputs, **options, **draft, **given), plain)
     assert sum("without a draft" in record.message for record in caplog.records) == 1
-
-
-def test_a_model_without_a_draft_counts_its_forwards() -> None:
-    for family in ("qwen3", "bart", "t5"):
-        out = model_of(family).generate(
-            **prompts(2, 6), constraint_index=index_of("fixed"), num_beams=4, return_dict_in_generate=True
-        )
-        assert out.speculation.target_forwards == index_of("fixed").max_length - 1
-        assert out.speculation.draft_forwards == 0
-        assert out.speculation.drafted_nodes.tolist() == out.speculation.accepted_steps.tolist() == [0, 0]
