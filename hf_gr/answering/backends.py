@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What answering needs of a framework: a module for each, which is imported on first use. Knows neither.
+"""Picks the framework that answers: one module for each, imported on first use. Imports neither itself.
 
 `torch_models` and `flax_models` have the same functions, documented in the first. Answers are the same on both: what
 differs is how models are loaded and told apart, how a batch reaches them, which batches suit them, and where they run.
@@ -26,9 +26,9 @@ def backend_of(model: Any) -> Backend:
 
 
 def backend_for(model: Any, backend: str = "auto", given: Mapping[str, Any] | None = None) -> Backend:
-    """The framework of a model: a loaded one has its own, and one by name the one that is asked for.
+    """The framework of a model: a loaded model's own, or for a name the one that is asked for.
 
-    `given` are other options of the call: those that one framework alone has decide `"auto"`.
+    `given` are other options of the call: with `"auto"`, an option that only one framework has decides.
 
     Raises:
         ValueError: an unknown backend, or a loaded model of the other one.
@@ -68,7 +68,7 @@ def refuse(name: str, foreign: Mapping[str, str], given: Mapping[str, Any]) -> N
 
 
 class Alone:
-    """The only process, where nothing else tells: what `Processes` is to several."""
+    """A single process, with the methods of `Processes`."""
 
     count, rank, is_main, device = 1, 0, True, None
 

@@ -71,7 +71,7 @@ def load_tokenizer(tokenizer: Any, model: Any, *, revision: str | None = None) -
 
 
 def prompt_room(model: Any, index: ConstraintIndex, *, drafting: str | None, options: Mapping[str, Any]) -> int | None:
-    """The longest prompt that the model, and a draft model, have positions for; None if neither says."""
+    """The longest prompt for which the model and any draft model have positions; None if neither has a limit."""
     models = [one for one in (model, options.get("assistant_model")) if one is not None]
     limits = [position_limit(one.config) for one in models]
     limit = min((limit for limit in limits if limit is not None), default=None)

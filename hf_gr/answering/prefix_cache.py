@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and values of prompts in blocks, cached for later prompts that begin alike. Knows no catalogue and no requests.
 
-A row's first tokens may be cached and its last ones not, so a batch is read from the column on where every row has
-tokens that are not: the columns before are one cache, padded on the left as the batch is. Nothing else about the call
-changes. Blocks of equal prefixes are shared, as in vLLM (Kwon et al. 2023, section 4.2); the least recently used goes
-first.
+Cached tokens are a row's first ones. The model reads a batch from the first column that any row lacks; the columns
+before it are passed as one cache, padded on the left like the batch. Nothing else about the call changes. Blocks of
+equal prefixes are shared, as in vLLM (Kwon et al. 2023, section 4.2); the least recently used block is evicted first.
 
 Axes: N layers, B batch, H heads, D their width.
 """
@@ -34,7 +33,7 @@ from hf_gr.generation.torch.layouts import TREE_FAMILIES
 from hf_gr.generation.torch.models import layer_types
 
 BLOCK = 16  # tokens: computing fewer again costs less than joining their keys
-# Arguments of `generate` that the keys of a prompt do not depend on, besides the fields of a generation config.
+# Arguments of `generate` that do not change a prompt's keys, in addition to the fields of a generation config.
 HARMLESS = frozenset(
     "assistant_model constraint_index exclude_items generation_config generator logits_processor "
     "prefix_allowed_tokens_fn seed stopping_criteria synced_gpus".split()
@@ -46,16 +45,16 @@ Planes = tuple[Tensor, Tensor]  # keys and values, `[N, H, tokens, D]`
 
 @dataclass(frozen=True)
 class Reuse:
-    """What a batch takes over."""
+    """What a batch reuses from the cache."""
 
-    arguments: dict[str, Any] = field(default_factory=dict)  # of `generate`, besides the prompts
+    arguments: dict[str, Any] = field(default_factory=dict)  # of `generate`, without the prompts
     num_cached_tokens: int = 0  # of the prompts that need not be computed, padding not counted
     version: int = 0  # of the weights that the call will use
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Keys and values of some tokens, and under which key they are: the number of the block before, and the tokens."""
+    """Keys and values of some tokens, stored under the number of the block before and the tokens themselves."""
 
     number: int
     key: tuple[int, tuple[int, ...]]
@@ -111,7 +110,7 @@ class PrefixCache:
         return not names
 
     def num_missing(self, tokens: Tokens) -> int:
-        """The tokens of a prompt that have to be computed; the last one always, for its scores."""
+        """How many tokens of a prompt must be computed: at least the last one, for its scores."""
         with self._lock:
             return len(tokens) - self._num_useful(tokens, self._find(tokens))
 
@@ -127,7 +126,7 @@ class PrefixCache:
         num_read = max(len(tokens) - of_row for tokens, of_row in zip(batch, useful, strict=True))
         width = max(map(len, batch)) - num_read
         if width <= 0:
-            # Layers of windows would drop keys; in layers that keep them all, masks say how far each one sees.
+            # Sliding-window layers would drop keys; in layers that keep all, masks limit what each token sees.
             return Reuse({"past_key_values": DynamicCache()} if self._drops_keys else {}, version=version)
         used = [max(0, len(tokens) - num_read) for tokens in batch]
         planes = [[block.planes for block in path] for path in found]
@@ -136,7 +135,7 @@ class PrefixCache:
 
     @torch.no_grad()
     def keep(self, batch: Sequence[Tokens], reuse: Reuse, out: Any) -> None:
-        """Cache what a call has computed: `out` is what `generate` returned for a batch, with what `begin` gave."""
+        """Cache a call's keys and values: `out` is the output of `generate` for the batch and `reuse` of `begin`."""
         past, width = out.past_key_values, max(len(tokens) for tokens in batch)
         if past is None or not keeps_all_keys(past) or past.get_seq_length() != width or not _is_uniform(past):
             say_once(f"{type(self.model).__name__} returns no plain keys of its prompts: none are cached")
@@ -262,6 +261,6 @@ def _joined(rows: Sequence[Sequence[Tensor]], used: Sequence[int], width: int) -
         if num_tokens:
             joined[:, row, :, width - num_tokens :] = torch.cat(list(parts), dim=2)[:, :, :num_tokens]
         for part in parts if like.is_cuda else ():
-            # The memory of what is forgotten meanwhile must not be used again before.
+            # The memory of blocks evicted meanwhile must not be reused before this stream has read them.
             part.record_stream(torch.cuda.current_stream(part.device))
     return joined

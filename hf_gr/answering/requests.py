@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The request of one user: lists of items, the prompt of a history, what answers none. Knows no model."""
+"""The request of one user: lists of items, the prompt of a history, the fallback. Knows no model."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") 
 
 
 def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[Any]]:
-    """Remove items from a catalogue, in place: it answers with them no more, and histories still read them.
+    """Remove items from a catalogue, in place: they are no longer recommended, but histories may still name them.
 
-    Returns those that are removed, and those that it does not have, which are left out.
+    Returns the items removed, and those that the catalogue does not have, which are ignored.
     """
     removed, missing = split_items(read_fallback(items, index.snapshot, name="remove_items"), index)
     if len(removed) == index.num_items:

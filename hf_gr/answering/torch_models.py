@@ -129,7 +129,7 @@ def hardware(model: Any, *, num_processes: int, mesh: Any) -> str:
 
 
 def to_mesh(mesh: Any) -> None:
-    """The argument `mesh` of `generate`, from what users pass; there is none."""
+    """PyTorch's `generate` takes no `mesh`: None, whatever users pass."""
 
 
 def prompts(model: Any, batch: Sequence[Sequence[int]]) -> dict[str, Tensor]:

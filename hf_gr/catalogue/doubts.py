@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What looks as if codes of semantic IDs were compiled as token ids: everything then runs, and no answer is right."""
+"""Signs that codes of semantic IDs were compiled as token ids: everything runs then, but every answer is wrong."""
 
 from __future__ import annotations
 

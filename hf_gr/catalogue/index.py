@@ -262,7 +262,7 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
     ) -> list[list[ItemId]]:
         """The items that generated sequences stand for.
 
-        Where an output object of `generate` is at hand, its `item_ids` are the same, and know where the prompt ends.
+        If you have an output object of `generate`, use its `item_ids` instead: they know where the prompt ends.
 
         Args:
             sequences: `[R, T]` tokens (NumPy, torch on any device) or R token lists, the prompt cut off; or one
@@ -271,15 +271,15 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
             exclude_items: as in `generate`: B lists of item ids, each for R / B rows. It matters only where items
                 share a sequence, which is generated as long as one of them is wanted.
 
-        Where the index changes between `generate` and this call, give both the same `copy.copy(index)`.
+        If the index may change between `generate` and this call, give both the same `copy.copy(index)`.
 
         Returns:
             R lists of item ids, in the order in which the items were given; empty for a row that is not an item (a
             padding row).
 
         Raises:
-            ValueError: tokens that are not integers, or more than two axes; a row that goes on after its item with
-                anything but padding, as with the prompt left on; rows that all begin with a start token; or
+            ValueError: tokens that are not integers, or more than two axes; a row that continues after its item with
+                anything but padding, as when the prompt is not cut off; rows that all begin with a start token; or
                 `exclude_items` that are not lists of ids of the catalogue's type.
 
         Example:
@@ -394,8 +394,8 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
     ) -> None:
         """Add items; the next call of `generate` sees them.
 
-        All items are compiled anew, beside those that calls read, in the time of `from_sequences` (0.1 s for 100,000,
-        some seconds for 20 million): add many at once. What `warm_up` captured is of the catalogue before.
+        All items are compiled anew while calls read the old ones, which takes as long as `from_sequences` (0.1 s for
+        100,000, some seconds for 20 million): add many at once. What `warm_up` captured belongs to the old catalogue.
 
         Args:
             sequences: as in `from_sequences`, or none; of the catalogue's length where it has no end token.
@@ -409,7 +409,7 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
             self._snapshot = self._snapshot.add(sequences, item_ids)
 
     def compact(self) -> None:
-        """Rebuild the arrays without the items that were removed; then nothing knows their tokens any longer.
+        """Rebuild the arrays without the items that were removed; histories can no longer name those.
 
         It takes as long as building the index. Calls of `generate` continue; other updates wait.
 
@@ -441,16 +441,16 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
             local_files_only: use only what is cached.
             subfolder: folder inside `repo_or_dir`.
             verify: by default every byte is compared with its checksum, in 0.15 s for 20 million items. True compares
-                it with SHA-256, too, which takes longer. False reads nothing before it is used.
+                it with SHA-256, too, which takes longer. False skips the check: bytes are read when first used.
 
-        The arrays' file holds a copy of the description, and alone decides: a description of another save is ignored
-        (`hf-gr index check` refuses it). A checksum is no signature: load indexes of people whom you trust to choose
-        the catalogue. Nothing in a file can run code.
+        The arrays' file holds its own copy of the description, which wins: a JSON of another save is ignored (`hf-gr
+        index check` refuses it). A checksum is no signature: load indexes only from people you trust to choose the
+        catalogue. Nothing in a file can run code.
 
         Raises:
             ValueError: a file that is missing, cut short, altered, of a newer format, or not a safetensors file (never
                 unpickled); a repository that does not exist, or that this token may not read.
-            ConnectionError: the Hub fails, or the connection broke; nothing is kept of a file that broke off.
+            ConnectionError: the Hub fails, or the connection broke; partial downloads are discarded.
         """
         source = Source(repo_or_dir, revision, token, cache_dir, local_files_only, subfolder)
         return cls._from_folder(source.resolve_folder(cls._files), verify=verify)

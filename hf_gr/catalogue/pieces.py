@@ -47,7 +47,7 @@ def select(values: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt.NDArra
 
 
 def sort(keys: npt.NDArray[np.int64]) -> None:
-    """Sort in place, in two threads: what one does to both halves first is the beginning of a quicksort."""
+    """Sort in place, in two threads: partition around the median, then sort one half in each thread."""
     if len(keys) < 2 * THREADS * AT_ONCE:
         keys.sort()
         return

@@ -39,8 +39,8 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
     Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,
     which suits a model trained from scratch; with `from_tokenizer` the tokenizer's own added token, such as `<a_47>`.
 
-    Semantic IDs may differ in length: some recipes distinguish items of equal codes by one more. Loaded ones have the
-    tokens that they had; no tokenizer is needed. Their files may be in one folder with those of an index.
+    Semantic IDs may differ in length: some recipes tell items with equal codes apart by one more code. Loading
+    restores the saved tokens and needs no tokenizer. Their files may share a folder with those of an index.
 
     Attributes:
         codes: `[N, L]` integers; -1 pads the rows of shorter semantic IDs.
@@ -409,7 +409,7 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
         model: Any,
         template: str | None,
     ) -> SemanticIds:
-        """Codes that are read now, with tokens of their own or with a tokenizer's."""
+        """Read codes, and give them tokens of their own or a tokenizer's."""
         if tokenizer is None and model is not None:
             raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")
         if tokenizer is not None and offset:

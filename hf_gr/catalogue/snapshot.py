@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one call sees of a changing catalogue: items, and what is alive of them. Nothing here ever changes.
+"""What one call sees of a changing catalogue: items, and which of them are alive. Immutable.
 
 A removal or a rule shares the items and has bits of its own; an addition compiles them anew.
 
@@ -187,7 +187,7 @@ class Snapshot:
         if not is_new.any():
             return self
         kept = np.ones(len(self.items), dtype=bool)
-        kept[at[~alive]] = False  # what an id had before it was removed is forgotten: histories name the new sequence
+        kept[at[~alive]] = False  # a removed id that is added again loses its old sequence: histories use the new one
         old_rows, numbers = self.items.rows(kept)
         new_ids = ids[is_new] if isinstance(ids, np.ndarray) else [ids[int(row)] for row in np.flatnonzero(is_new)]
         items = build_items(_stack(old_rows, rows[is_new]), _join(self.items.ids_of(numbers), new_ids))
@@ -207,7 +207,7 @@ class Snapshot:
         return replace(self, items=build_items(rows, self.items.ids_of(numbers)), alive=None)
 
     def fingerprint(self) -> str:
-        """A digest of what was compiled, and which items are alive: it is on users' disks, and may not change."""
+        """A digest of the compiled arrays and of which items are alive; stored on users' disks: it must not change."""
         digest = hashlib.sha256(str(self.eos_token_id).encode())
         for name, array in sorted(self.items.arrays().items()):
             digest.update(f"{name} {array.shape} {array.dtype}".encode())
@@ -217,7 +217,7 @@ class Snapshot:
         return digest.hexdigest()
 
     def fingerprint_of_sequences(self) -> str:
-        """A digest of the sequences, whatever their item ids: it is on users' disks, and may not change."""
+        """A digest of the sequences, whatever their item ids; stored on users' disks: it must not change."""
         rows = np.ascontiguousarray(self.rows(), dtype="<i8")
         header = json.dumps([self.eos_token_id, list(rows.shape)]).encode()
         return hashlib.sha256(header + rows.tobytes()).hexdigest()

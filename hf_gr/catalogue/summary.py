@@ -16,7 +16,7 @@ from .snapshot import Snapshot
 
 
 def summarise(snapshot: Snapshot) -> Summary:
-    """Count what a catalogue holds, compiled anew if it was updated or filtered: the numbers of its saved file."""
+    """Count what a catalogue holds, compacted if it was updated or filtered: the numbers that its saved file has."""
     compact = snapshot.compact()
     items = compact.items
     num_sequences, num_items = items.trie.num_sequences, len(items)

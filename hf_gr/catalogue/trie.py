@@ -125,7 +125,7 @@ class Trie:
     def walk(self, rows: Longs, eos_token_id: int | None) -> tuple[Longs, Longs]:
         """Follow `[R, T]` tokens, with or without their end token: to `[R]` leaf numbers, -1 for none; by how many.
 
-        What comes after is ignored.
+        Tokens after that are ignored.
         """
         nodes = np.zeros(len(rows), dtype=np.int64)
         lengths = np.zeros(len(rows), dtype=np.int64)

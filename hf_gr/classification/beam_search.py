@@ -90,7 +90,7 @@ class BeamSearch:
             return_dict_in_generate=True,
             output_scores=True,
         )
-        # What the model's own config says of other texts, such as penalties, is not for labels.
+        # The model's own generation config, such as its penalties, is meant for other texts than labels.
         config.update(**default_generation_fields(config), defaults_only=True)
         processors = LogitsProcessorList([ConstraintLogitsProcessor._of(self.answers)])
         how: dict[str, Any] = {"attention_mask": mask, "logits_processor": processors}

@@ -82,7 +82,7 @@ def classify(
         threshold: labels with a smaller probability are omitted. No label at all means "none of them".
         neutral_text: a text that says nothing, such as "N/A". Every label's probability is first divided by the one
             that it has after this text, so that labels that the model tends to write anyway, such as short ones, have
-            no advantage (contextual calibration). Of a set that is searched by beams, what they found is ranked anew.
+            no advantage (contextual calibration). With beams, only the labels that they found are ranked again.
         hierarchy: for labels that are paths, such as "Technology > AI", what is between their levels; or for every
             label the list of its parents, the topmost first. The result then has the probabilities of `parents`, and
             its `metrics` are by level.
@@ -174,7 +174,7 @@ def classify(
             )
         search = BeamSearch(asked, snapshot, num_beams=num_beams, answers=answers)
     else:
-        # What one forward scores is not worth a search; calibration may favour the least probable label.
+        # If one forward can score all nodes, no search is needed; calibration may favour the least probable label.
         is_large = num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
         is_bounded = is_large and top_k is not None and neutral_text is None
         search = TreeSearch(

@@ -3,7 +3,7 @@
 """Log-probabilities of label sequences after prompts, from the nodes of their trie. Knows no text.
 
 `TreeSearch` scores all nodes, or the most probable ones first: a node is at least as probable as all sequences below
-it together, so once those that are left are together improbable beside what was found, nothing below them can matter.
+it together, so once all unscored nodes together are improbable compared with what was found, the search can stop.
 
 A forward scores some nodes of every row. Their keys are kept, up to a limit; beyond it they are forgotten, and a node
 whose ancestors are gone is read together with them.
@@ -276,7 +276,7 @@ def _most_slots(scorer: TreeScorer) -> int:
 
 
 def normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "batch nodes"]:
-    """What log-softmax subtracts from the logits; in pieces, because nothing else here is as large."""
+    """What log-softmax subtracts from the logits; in pieces, because logits are the largest tensors here."""
     rows = logits.flatten(0, 1)
     pieces = rows.split(rows_at_once(rows))
     return torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces]).view(logits.shape[:2])

@@ -63,9 +63,8 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
     """Measure recommendations against what users chose next, and compare them: models, catalogues, beams, baselines.
 
     The default is leave-one-out: the last item of every history is the target, the others are the prompt; `tokens` and
-    `text` need `target`. The target is never excluded. Skipped rows (`on_error="skip"`) count nowhere: what one model
-    cannot answer counts for none, so that all are compared over the same users. Arguments that are not listed here are
-    those of `recommend`.
+    `text` need `target`. The target is never excluded. Rows on which any model fails (`on_error="skip"`) are excluded
+    for all, so that all are compared over the same users. Arguments that are not listed here are those of `recommend`.
 
     Args:
         model: as in `recommend`, or a dictionary of several, by name: `{"old": "me/old", "new": "me/new"}`. They are
@@ -86,12 +85,12 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
             items that go with those of the history. They learn from the histories before the targets, and need
             `history`.
         omit_history: whether lists of the baselines omit what the user has had, whatever `exclude` says; by default if
-            histories hardly repeat an item (under 5%), which a model learns. The result says whether they did.
+            histories hardly repeat an item (under 5%), which a model learns. The result says which was done.
         num_resamples: resamples of the users, from which the intervals of metrics and differences are made; 0 for
             none.
         bootstrap_seed: of the resamples.
-        sampled_users: users whose latency is measured, one at a time, and whose beams without the catalogue are looked
-            up; 0 for neither.
+        sampled_users: users whose latency is measured, one at a time, and whose beams without the catalogue are
+            looked up in it; 0 for neither.
         work_dir: a folder for intermediate rows, which all processes see; by default one of the system's.
         options: further arguments of `generate`.
 

@@ -46,7 +46,7 @@ class Contender(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One model's answers to all users, with one number of beams: the rows, and fields of `BeamResult` besides."""
+    """One model's answers to all users, with one number of beams: the rows, and other fields of `BeamResult`."""
 
     name: str
     num_beams: int
@@ -136,7 +136,7 @@ def _processes(contenders: Sequence[Contender], settings: Settings) -> Any:
 
 
 def _name_of(model: Any) -> str:
-    """What a single model is called: its folder's name, its repository, or `model`."""
+    """The name of a single model: its folder's name, its repository, or `model`."""
     if not isinstance(model, (str, Path)):
         model = getattr(getattr(model, "config", None), "name_or_path", None) or "model"
     return Path(model).resolve().name if Path(model).is_dir() else str(model)

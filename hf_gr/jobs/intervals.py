@@ -98,7 +98,7 @@ class UserValues:
         return means, bootstrap(*self._by_user(values, codes), num_resamples=num_resamples, seed=seed)
 
     def _by_user(self, values: NDArray[np.float64], codes: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """From `[D, M]` values and their `[N]` codes: distinct sums of users, users that have each, and rows of it."""
+        """From `[D, M]` values and `[N]` codes: distinct sums over users' rows, with numbers of users and of rows."""
         if not self.users:
             return values, np.bincount(codes, minlength=len(values)), np.ones(len(values))
         users = np.asarray(self.users, dtype=np.int64)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `evaluate` measures: on files of rows, on lists of the baselines, and on some single users. Knows no processes.
 
-All files are read together, a row of each at a time: what is counted for one user is counted for all models.
+All files are read in step, a row of each at a time: a user counts for all models or for none.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class Tally:
 def count_rows(
     outputs: Sequence[Path], tallies: Sequence[Tally], beside: Iterable[Sequence[Sequence[Any]]] | None = None
 ) -> tuple[tuple[Skipped, ...], int]:
-    """Count files of rows, each with a tally, and lists that are made beside, with the last tallies.
+    """Count files of rows, each with its tally, and the lists in `beside`, with the last tallies.
 
-    A row that one file has no answer for counts in none.
+    A row for which any file has no answer is excluded for all.
 
     Args:
         outputs: files with as many rows each, of the same users in the same order.
@@ -195,7 +195,7 @@ def _free_invalid(job: Job, request: Request) -> float:
         do_sample=False,
     )
     length = 1 if decoder.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
-    # Not `index.items`, which refuses what goes on after an item: a free beam may.
+    # Not `index.items`, which refuses rows that continue after an item: a free beam may.
     found = decoder.index.snapshot.items_of(to_host(sequences)[:, length:])
     return sum(not items for items in found) / len(found)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run's files on disk: a folder of finished parts beside the output, and the output once all are finished.
+"""A run's files on disk: a folder of finished parts next to the output, and the output once all are finished.
 
     recs.parquet.parts/part-00000012.parquet    the rows of window 12, complete
     recs.parquet                                all parts in order; it gets its name when it is complete

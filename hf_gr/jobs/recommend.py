@@ -80,14 +80,14 @@ def recommend(
         filter: column of lists of the only item ids to recommend to the user; null allows all, an empty list none.
         unknown_items: what becomes of items of a history, or of `filter`, that the catalogue does not have: `"refuse"`
             the row, or `"drop"` them. A row is then answered from the rest, and the column `num_dropped` counts them.
-        fallback: item ids, the best first, such as the most popular ones: the answer to users without a history. It is
-            null, empty, or with `unknown_items="drop"` none of it known; they get the fallback without what they must
-            not get or the catalogue does not have. Such rows have null for `scores`, and the column `is_fallback`
-            names them.
-        remove_items: ids of items that are recommended to nobody, such as those delisted since the catalogue was
-            saved. They are removed from the loaded one in memory, so that histories that name them are still read. A
-            catalogue that is saved after `index.remove` has forgotten them. Ids that it does not have are left out,
-            with a warning.
+        fallback: item ids, the best first, such as the most popular ones: the answer to users whose history is null,
+            empty, or with `unknown_items="drop"` has no known item. They get the fallback without items that are
+            excluded or not in the catalogue. Such rows have null for `scores`, and the column `is_fallback` marks
+            them.
+        remove_items: ids of items that must never be recommended, such as those delisted since the catalogue was
+            saved. They are removed from the loaded one in memory, so that histories may still name them; a catalogue
+            that was saved after `index.remove` no longer knows them. Ids that it does not have are ignored, with a
+            warning.
         top_k: items per user.
         num_beams: beams of the search, 2 or more and at least `top_k`; by default the checkpoint's own, if any, else
             20, or `top_k` if that is more.
@@ -131,7 +131,7 @@ def recommend(
     Raises:
         ValueError: before any work, for invalid arguments or columns; later for a row that cannot be answered (with
             its file, and its number from 0 there) or a damaged file. What is finished is kept.
-        OSError: the disk is full; what is finished is kept.
+        OSError: the disk is full; finished parts are kept.
         RuntimeError: another process died or failed.
 
     Example:

@@ -87,7 +87,7 @@ def run_table(model: Any, users: Any, output: str | PathLike[str] | None, settin
 
 @dataclass
 class Held:
-    """The finished windows of this process in memory: what `Parts` is to a run with an output."""
+    """The finished windows of this process, kept in memory where a run has no output; else `Parts` keeps them."""
 
     num_processes: int
     rows: dict[int, Any] = field(default_factory=dict)

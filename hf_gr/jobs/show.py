@@ -18,7 +18,7 @@ WIDE = 1000  # columns of a file or a log: nothing is cut there
 Table = tuple[list[list[str]], int]  # its head and rows, and how many of the first columns are names
 
 COUNT, SHARE = "{:,}".format, "{:.1%}".format
-# Rows of the first table: the field of a result, how it is shown, and whether a row of zeros is left out.
+# Rows of the first table: the field of a result, how it is shown, and whether a row of zeros is omitted.
 BEFORE: dict[str, tuple[str, Callable[[Any], str], bool]] = {
     "users": ("num_users", COUNT, False),
     "rows": ("num_rows", COUNT, False),

@@ -55,7 +55,7 @@ def find_files(paths: Paths, format: Format | None = None) -> tuple[list[Path], 
     entries = [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
     if not entries:
         raise ValueError("path=[] names no file, expected one or more: list the files")
-    # Spark and macOS put other files beside the data; their names begin with these characters.
+    # Spark and macOS put other files next to the data; their names begin with these characters.
     held = [
         sorted(file for file in entry.iterdir() if not file.name.startswith((".", "_"))) if entry.is_dir() else [entry]
         for entry in entries

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables in memory as Arrow tables, and rows as the same kind of table: pandas, Polars, Arrow, `datasets`, lists.
 
-A library is imported only if a table of it is given.
+A library is imported only if one of its tables is given.
 """
 
 from __future__ import annotations

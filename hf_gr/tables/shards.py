@@ -87,7 +87,7 @@ class Shards:
         return sorted(name for name in names if found.get(name) != self.settings.get(name))
 
     def recorded(self, path: Path) -> dict[str, Any]:
-        """What a shard records: the settings, and what is its own in `of_shard`."""
+        """What a shard records: the settings, and its own entries, `of_shard`."""
         metadata = _read(path, lambda: pyarrow.parquet.read_schema(path).metadata) or {}
         if KEY not in metadata:
             raise ValueError(f"{path} does not say what it is of, expected a shard of a run: remove it")

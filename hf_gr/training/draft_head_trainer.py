@@ -143,7 +143,7 @@ class DraftHeadTrainer(LossTrainer):
         inner = base_model(model)
         given = {name: values for name, values in inputs.items() if name != "labels"}
         if takes_argument(inner, "logits_to_keep"):
-            given["logits_to_keep"] = 1  # nobody reads them
+            given["logits_to_keep"] = 1  # they are not used
         with catch_hidden_states(model) as caught:
             model(**given, use_cache=False)
         head = inner.draft_head

@@ -28,7 +28,7 @@ def semantic_ids_from_features(
     offset: int = 0,
     seed: int = 0,
 ) -> SemanticIds:
-    """Semantic IDs from what is known of items, such as embeddings of their texts.
+    """Semantic IDs from features of items, such as embeddings of their texts.
 
     Args:
         features: `[N, D]` numbers; near rows get IDs that begin alike.
@@ -73,7 +73,7 @@ def semantic_ids_from_histories(
     offset: int = 0,
     seed: int = 0,
 ) -> SemanticIds:
-    """Semantic IDs from which items users had one after the other, where nothing else is known of them.
+    """Semantic IDs from the order in which users had items, where nothing else is known about the items.
 
     Args:
         histories: a list of items per user, oldest first, without what you evaluate with.
@@ -133,7 +133,7 @@ def neighbour_factors(
     totals = np.asarray(counts.sum(axis=0)).ravel() + 20  # smoothed: two rare items meet by chance
     information = np.log(counts.data * counts.data.sum() / (totals[counts.row] * totals[counts.col]))
     matrix = coo_matrix((np.maximum(information, 0), (counts.row, counts.col)), shape=counts.shape).tocsr()
-    with np.errstate(invalid="ignore"):  # of a constant matrix scikit-learn divides 0 by 0, for a ratio nobody reads
+    with np.errstate(invalid="ignore"):  # for a constant matrix scikit-learn divides 0 by 0, in an unused ratio
         return TruncatedSVD(min(num_factors, num_items - 1), random_state=seed).fit_transform(matrix)
 
 

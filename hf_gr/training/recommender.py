@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`train_recommender`: a small decoder that reads histories as semantic-ID tokens, from nothing. Knows no draft.
+"""`train_recommender`: a small decoder that reads histories as semantic-ID tokens, from scratch. Knows no draft.
 
-A history is the concatenated tokens of its items; a decoder learns to predict every next token of a window of it, an
-encoder-decoder to write the items that follow a part of it, by transformers' own Trainer and the model's own loss.
+A history is the concatenated tokens of its items. A decoder learns to predict every next token of a window of items,
+an encoder-decoder the items that follow a part of the window; with transformers' Trainer and the model's own loss.
 Source: TIGER, section 3.2.
 
 Axes: U users, I items of all histories, N items of the catalogue, L tokens of an item, B batch, P tokens of a window.
@@ -140,7 +140,7 @@ def train_recommender(
     callbacks: Sequence[TrainerCallback] = (),
     **arguments: Any,
 ) -> Any:
-    """Train a recommender on histories: a small one from nothing, or any model that has the items' tokens.
+    """Train a recommender on histories: a small one from scratch, or any model that has the items' tokens.
 
     Hold out what you evaluate with: histories without each user's last item. Under a launcher of several processes
     (`accelerate launch`, `python -m torch.distributed.run`), call it in every one: each trains on its own part of
@@ -154,16 +154,16 @@ def train_recommender(
         model: a model to train on, such as yesterday's; by default `small_recommender(items, max_items=max_items)`. An
             encoder-decoder reads the first items of a window, up to a random place, and writes those that follow, five
             at most, so that a step teaches more than one item.
-        max_items: the most items of a prompt; a window of training has one more.
-        validation: histories whose last item is predicted from those before, such as those of training with the item
-            that followed. The loss is taken after every twentieth of the training (`eval_steps`), and the weights with
-            the least are returned (`load_best_model_at_end`, with a checkpoint each time).
-        patience: end the training after as many losses in a row that are no better, 5 by default; needs `validation`.
+        max_items: the most items of a prompt; a training window has one more.
+        validation: histories whose last item is predicted from those before, such as the training histories plus the
+            item that followed. The loss is computed after every 5% of the training (`eval_steps`), and the weights
+            with the lowest loss are returned (`load_best_model_at_end`, with a checkpoint each time).
+        patience: stop after this many validation losses in a row without improvement, by default 5; with `validation`.
         output_dir: a folder for the trained model and its catalogue, which the model's generation config names: all
             that `hf-gr serve` and `hf_gr.recommend` need. Checkpoints go there, too (`save_strategy=`).
         seed: of the new model, and of the windows and their order.
         progress: show a bar, in terminals and notebooks; lines in logs.
-        on_progress: called after every step with the share of the training that is done and the latest loss.
+        on_progress: called after every step with the fraction of the training that is done and the latest loss.
         callbacks: transformers' own.
         arguments: transformers' `TrainingArguments` in place of the recipe's: 1,600 steps (`max_steps`) of 64 windows
             (`per_device_train_batch_size`), AdamW with `learning_rate=5e-3`, a warm-up of 50 steps, then a cosine;

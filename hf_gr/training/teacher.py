@@ -95,7 +95,7 @@ def write_teacher_data(
             another model or of another catalogue; later for a prompt or label that is empty or has values outside the
             vocabulary, prompts and labels that differ in number, and prompts that differ from those of existing
             shards, or between processes; with several processes, a model in pieces (FSDP).
-        RuntimeError: another process died or failed; what is finished is kept.
+        RuntimeError: another process died or failed; finished shards are kept.
         ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
 
     Example:

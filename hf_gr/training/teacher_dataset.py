@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Teacher data as a map-style dataset, and batches of it. Knows no model.
+"""Teacher data as a map-style dataset, and its batches. Knows no model.
 
 Parquet is for keeping and sharing; rows are read in any order from Arrow files made from it once and mapped into
 memory (as `datasets` does), so that a process holds only the pages that it has read.

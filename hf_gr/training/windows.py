@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a recommender learns from and is validated with: windows of histories, and last items. Knows no model.
+"""The training and validation data of a recommender: windows of histories, and last items. Knows no model.
 
 Axes: L tokens of an item, B batch, P tokens of a window.
 """
@@ -93,7 +93,7 @@ class HistoryWindows(Dataset):
 
 
 class LastItems(Dataset):
-    """The last item of each history, with the items before it: what is asked of a recommender in use.
+    """The last item of each history, with the items before it: the question that a deployed recommender gets.
 
     A window has at most so many items, the last one included. With `splits`, as for an encoder-decoder, the last item
     alone is the labels.
