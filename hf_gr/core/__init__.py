@@ -1,3 +1,3 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What both backends do alike. Knows no framework: arrays are handled by the `ops` of the backend that made them."""
+"""What both backends share. Knows no framework: arrays are handled by the `ops` of the backend that made them."""

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`drafting="auto"`: which draft is expected to be the fastest, by two timed forwards and the catalogue's widths.
 
-A forward of n nodes takes `forward + n * token` seconds. K beams need one a level; one that scores a subtree of m more
-levels, too, saves m forwards and costs the subtree's nodes. In the prompt's own forward nodes cost nothing else.
+A forward of n nodes takes `forward + n * token` seconds. K beams need one per level; a forward that also scores m more
+levels saves m forwards and costs the subtree's nodes. In the prompt's own forward, nodes cost nothing else.
 
 Axes: K beams, L levels.
 """
@@ -21,10 +21,10 @@ from weakref import WeakKeyDictionary
 
 from .widths import nodes_below
 
-LEAST_GAIN = 0.05  # of the time after the prefill: what gains less is not used
-ROOM = 2.0  # how much more than on average a catalogue branches below the beams, which favour large subtrees
-HEAD = 0.02  # of a forward of the model: a level of a draft head's search
-ACCEPTED = 0.5  # of the levels that a draft model or a head drafts
+LEAST_GAIN = 0.05  # of the time after the prefill: a draft that gains less is not used
+ROOM = 2.0  # beams favour large subtrees: how many times the average number of nodes is below them
+HEAD = 0.02  # the cost of one level of a draft head's search, as a share of a forward of the model
+ACCEPTED = 0.5  # the share of a draft model's or head's levels that is expected to be accepted
 WIDER_BY = 128  # nodes between the two forwards that are timed, at most
 NUM_TIMES = 3
 
@@ -42,7 +42,7 @@ class Search:
     """A draft model or a draft head."""
 
     name: str
-    share: float  # what a level of its search takes, of a forward of the model
+    share: float  # the cost of a level of its search, as a share of a forward of the model
     num_beams: int  # nodes that it drafts a level
     num_steps: int  # levels of a draft
     first_level: int  # where it can begin
@@ -84,7 +84,7 @@ def choose_draft(
     num_beams: int,
     costs: Costs,
     *,
-    budget: int,  # the most nodes besides the live beams
+    budget: int,  # the most nodes in addition to the live beams
     below_prompt: bool = True,  # whether the prompt's own forward may score nodes
     searches: Sequence[Search] = (),
 ) -> tuple[str, int]:
@@ -103,7 +103,7 @@ def choose_draft(
     below = [_nodes_below_beams(widths, num_beams, level) for level in range(last)]
 
     def with_trie(size: int) -> float:
-        """What follows the prompt's forward, if whole levels are scored as far as they fit."""
+        """The seconds after the prompt's forward, if whole levels are scored as far as they fit."""
         level, seconds = 0, 0.0
         while level < last:
             seconds += plain if level else 0.0

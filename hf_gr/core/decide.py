@@ -27,7 +27,7 @@ def accept(
     plan: Options,
     *,
     level: int,
-    noise: Any = None,  # what is drawn comes from
+    noise: Any = None,  # the source of randomness
     picked: Int[Array, "batch kept"] | None = None,  # as in `beam.select`
 ) -> tuple[Beams, Finished | None]:
     """Decide one level: extend the beams, and move complete ones to the finished."""
@@ -77,8 +77,8 @@ def draft_best(
 
     Args:
         nodes: the draft's last level; on its first one the target's beams.
-        paths: numbers of the paths that they belong to; they count where paths do not compete.
-        behind: how far each is behind what its path would choose; 0 for the beams.
+        paths: numbers of the paths that they belong to; used where paths do not compete.
+        behind: how far each one's score is below that of its path's own choice; 0 for the beams.
         legal: their children.
         scores: cumulative scores of those, `-inf` where there is none.
         is_open: which children have children.
@@ -88,7 +88,7 @@ def draft_best(
         noise: the target's own, if it samples.
 
     Returns:
-        N nodes, the best first, then padding; their paths; and how far each is behind.
+        N nodes, the best first, then padding; their paths; and `behind` for each.
 
     Source: AtSpeed, equation 1.
     """
@@ -130,11 +130,11 @@ def draw(
 def _ended(
     kept: Beams, finished: Finished, catalogue: Any, plan: Options, *, level: int
 ) -> tuple[Beams, Finished, Bool[Array, "batch kept"]]:
-    """The candidates, what is finished, and which candidates are complete: nothing follows those."""
+    """The candidates, the finished sequences, and which candidates are complete: nothing follows those."""
     ends = catalogue.is_leaf(kept.states, level=level + 1)
     if plan.has_criteria:
         ends = ends | plan.meets_criteria(kept.sequences, max_length=catalogue.max_length)
-        # What a criterion ends may have children in the catalogue: they would be drafted, and have scores later.
+        # A sequence ended by a criterion may have children in the catalogue: they would be drafted and scored later.
         kept = replace(kept, states=kept.ops.fill(kept.states, ends, catalogue.dead_state))
     return kept, finished, ends
 

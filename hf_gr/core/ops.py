@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The operations that the shared maths needs, in NumPy: what `hf_gr.torch.ops` and `hf_gr.flax.ops` are held to.
+"""The operations that the shared maths needs, in NumPy: the reference for `hf_gr.torch.ops` and `hf_gr.flax.ops`.
 
 Everything else is written in operators and methods that all three kinds of arrays have. Places are within range.
 """

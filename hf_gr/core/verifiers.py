@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which drafted nodes the beams stand on, and which of them a relaxed verification picks. Knows no model, no drafter.
+"""Which drafted nodes the beams have reached, and which ones relaxed verification picks. Knows no model, no drafter.
 
 Axes: B batch, K beams, N drafted nodes, W nodes one level above them, C children, M candidates kept.
 """
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from .beam import DEAD, Beams, Candidates
 from .ops import Array
 
-LAST_RESORT = 1e3  # what a candidate outside the residual loses, in log-probability: more than any residual has
+LAST_RESORT = 1e3  # subtracted from the log-probability of candidates outside the residual, so that they come last
 
 
 def locate(beams: Beams, states: Int[Array, "batch nodes"]) -> tuple[Int[Array, "batch beams"], Bool[Array, " batch"]]:
@@ -81,7 +81,7 @@ def relaxed_places(
     passes = is_there & (ops.log(ops.along(uniform, drafted)) <= ops.along(p, drafted) - ops.along(q, drafted))
     residual = ops.log((ops.exp(p) - ops.exp(q)).clip(0.0))
     keys = ops.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel
-    # What passed is not drawn again; what failed is written to the extra column, which is never drawn from.
+    # Drafts that passed are not drawn again; those that failed go to the extra column, which is never drawn from.
     keys = ops.put(keys, ops.fill(drafted, ~passes, size), DEAD)
     drawn_keys, drawn = ops.topk(keys, min(num_kept, size + 1))
     picks = ops.concat([drafted, drawn], 1)

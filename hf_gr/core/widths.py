@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that programs are compiled for, and nodes that drafts of fixed sizes have room for. Knows no arrays.
+"""Sizes that programs are compiled for, and how many nodes fixed-size drafts have room for. Knows no arrays.
 
 Axes: K beams, N nodes, L levels.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-ROOM = 3.0  # for the nodes below some beams, of their number on average: of a captured decode, by level
+ROOM = 3.0  # times the average number of nodes below the beams: each level's room in a captured decode
 HEADROOM = 4  # the same of a whole draft in Flax: beams favour large subtrees
 SMALLEST_DRAFT = 16
-STEPS = 8  # sizes of a draft from the root per doubling: all of it is there, so at most a ninth is padding
+STEPS = 8  # sizes per doubling of a draft from the root, which is drafted whole: at most a ninth is padding
 
 
 def bucket(number: int, *, least: int = 1, steps: int = 1) -> int:
@@ -47,7 +47,7 @@ def nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> Iter
 def fixed_widths(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[tuple[int, ...], ...]:
     """Widths for `FixedTree` by level of the beams: room for a few times the nodes below them on average.
 
-    `budget` counts nodes besides the live beams; as many as beams always may be scored.
+    `budget` counts nodes in addition to the live beams; as many nodes as beams are always allowed.
 
     Example:
         >>> fixed_widths([1, 91, 6539, 11172, 12023], 20, budget=512)

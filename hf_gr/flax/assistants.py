@@ -36,7 +36,7 @@ class _Search:
 
     # of the last level, with room for all tokens; at first the target's beams, each with a path of its own
     nodes: Beams
-    behind: Float[Array, "batch nodes"]  # how far each is behind what its path would choose
+    behind: Float[Array, "batch nodes"]  # how far each one's score is below that of its path's own choice
     logits: Float[Array, "batch nodes vocab"]  # after each
     cache: ScorerCache  # the draft model's, with a slot for each node of each level
     depths: Int[Array, " batch"]  # tokens of the nodes of each row
@@ -48,7 +48,7 @@ class _Search:
 class ModelDrafter:
     """Drafts the whole legal subtree below the beams once it fits; a draft model narrows it until then.
 
-    It continues from the target's beams and their scores: only what follows is guessed.
+    It starts from the target's beams and their scores: only later tokens are guessed.
 
     Source: AtSpeed, section 3; xGR leaves drafts open.
     """
@@ -62,7 +62,7 @@ class ModelDrafter:
     rest: tuple[int, ...]
     whole: tuple[int, ...] = ()  # open nodes of the catalogue's first levels, which are searched whole
     first_level: int = 0  # where a search can begin: below the prompt, or only after it
-    tail: tuple[int, ...] = ()  # tokens that the target reads behind the prompt for a draft head: its placeholders
+    tail: tuple[int, ...] = ()  # tokens that the target reads after the prompt for a draft head: its placeholders
 
     @property
     def num_first(self) -> int:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in transformers' format: config.json beside one or several safetensors. Knows no forward.
+"""Checkpoints in transformers' format: config.json and one or several safetensors files. Knows no forward.
 
 Names and shapes are Hugging Face's, so that reading and writing is the identity. Headers are checked before the first
 tensor is read; files are replaced after the last one is written.

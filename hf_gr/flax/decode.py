@@ -78,7 +78,7 @@ def decode(
     catalogue: DeviceCatalogue,  # the legal sequences of each row
     prompt: Prompt,  # the start of each row
     plan: DecodePlan,  # the options
-    noise: Noise | None = None,  # what is drawn comes from; nothing is without `do_sample`
+    noise: Noise | None = None,  # the source of randomness; None without `do_sample`
     draft_params: Params | None = None,  # of the drafter's model, if it has one
 ) -> Decoded:
     """Decode the best legal sequences of a batch.
@@ -158,7 +158,7 @@ class _Search:
     def _read(
         self, prompt: Prompt, nodes: Nodes, tail: tuple[int, ...]
     ) -> tuple[Float[Array, "batch nodes vocab"], Array | None, ScorerCache, Any]:
-        """Compute the prompt, drafted nodes below it, and a tail behind it, which no other token sees.
+        """Compute the prompt, drafted nodes below it, and a tail after it, which no other token sees.
 
         Returns:
             The logits after the prompt and the nodes; the output at the prompt's end and at the tail, if there is one;
@@ -314,7 +314,7 @@ class _Search:
 
 
 def _behind(first: Array, second: Array) -> Array:
-    """Arrays of some nodes, and behind them those of others."""
+    """The arrays of some nodes, followed by those of others."""
     return jnp.concatenate([first, second], axis=1)
 
 
@@ -340,7 +340,7 @@ def score_nodes(
 
 
 def _with_more(array: Array, *, front: int = 0, behind: int = 0) -> Array:
-    """Nodes `[..., nodes, width]`, and padding in front or behind."""
+    """Nodes `[..., nodes, width]`, with padding before or after them."""
     return jnp.pad(array, (*[(0, 0)] * (array.ndim - 2), (front, behind), (0, 0)))
 
 

@@ -155,7 +155,7 @@ def exception_bits(exceptions: npt.NDArray[Any], num_parents: int) -> npt.NDArra
 
 
 def _move_bits(alive: Liveness, device: Device) -> tuple[Array, ...]:
-    behind = max(padded_branching(alive.of.trie)) // 8 + 8  # bytes that a window may reach behind the last node's
+    behind = max(padded_branching(alive.of.trie)) // 8 + 8  # bytes that a window may read past the last node's
     by_id: dict[int, Array] = {}  # levels without branches share one array
     for bits in alive.nodes:
         if id(bits) not in by_id:

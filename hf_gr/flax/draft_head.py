@@ -77,7 +77,7 @@ class DraftHead(HubMixin, Parameters, what="draft head", files=head_files.FILES)
         super().__init__(arrays)
         numbers = {}
         for level, tokens in enumerate(codes):
-            # By token its place among the level's codes; what is no code gets one that nobody reads.
+            # By token, its place among the level's codes; other tokens get one that is never read.
             columns = np.zeros(int(tokens.max()) + 1, np.int32)
             columns[tokens] = np.arange(len(tokens), dtype=np.int32)
             numbers |= {f"codebook_{level}": jnp.asarray(tokens, jnp.int32), f"columns_{level}": jnp.asarray(columns)}
@@ -92,7 +92,7 @@ class DraftHead(HubMixin, Parameters, what="draft head", files=head_files.FILES)
 
     @property
     def placeholder_embeddings(self) -> npt.NDArray[Any] | None:
-        """The placeholders' input embeddings `[L, E]` of its file; None where nobody knows them."""
+        """The placeholders' input embeddings `[L, E]` from its file; None if unknown."""
         return self._facts.rows
 
     @property
@@ -130,17 +130,17 @@ class DraftHead(HubMixin, Parameters, what="draft head", files=head_files.FILES)
         return head_files.load_head(folder, lambda kind, shape, data: np.frombuffer(data, kind).reshape(shape), make)
 
     def facts(self) -> HeadFacts:
-        """What cards tell of it."""
+        """What model cards say about it."""
         arrays = list(self._facts.arrays(self).values())
         return HeadFacts(self.config, sum(array.size for array in arrays), str(arrays[0].dtype))
 
     def save_beside(self, directory: Path, embeddings: npt.NDArray[Any]) -> None:
-        """Write the two files beside those of a model with these input embeddings, which has a card of its own."""
+        """Write the two files next to those of a model with these input embeddings, which has a card of its own."""
         places = list(self.config.placeholder_token_ids)
         self._save(directory, rows=embeddings[places] if places else None)
 
     def _save(self, directory: Path, *, name: str | None = None, rows: npt.NDArray[Any] | None = None) -> None:
-        """Save, with a card that tells users to load the head by a name; without one beside a model."""
+        """Save; with a `name`, also write a card that tells users to load the head by it."""
         tensors = {name: np.asarray(array) for name, array in self._facts.arrays(self).items()}
         tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}
         rows = self.placeholder_embeddings if rows is None else rows
@@ -169,7 +169,7 @@ def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class HeadCache(NodeRoom):
-    """What a head goes on from: hidden states, and the recurrent states of nodes."""
+    """What a head continues from: hidden states, and the recurrent states of nodes."""
 
     of_prompt = "hidden"
 
@@ -212,9 +212,9 @@ class HeadScorer:
         visible: Bool[Array, "batch nodes slots_and_nodes"],
         wanted: Int[Array, "batch wanted"] | None = None,
     ) -> tuple[Float[Array, "batch wanted codes"], Float[Array, "batch nodes hidden"]]:
-        """See `Scorer.score`: level by level, as far as there are nodes of it."""
+        """See `Scorer.score`: level by level, for the levels that have nodes."""
         slot_depths = cache.depths_with(depths)
-        # Of what a node sees, its parent is one token shorter.
+        # Of the nodes that a node sees, its parent is the one with one token less.
         parents = (visible & (slot_depths[:, None] == depths[..., None] - 1)).argmax(-1)
         states = jnp.zeros((*tokens.shape, cache.hidden.shape[-1]), dtype=cache.hidden.dtype)
 
@@ -256,7 +256,7 @@ class HeadScorer:
         *,
         level: int,
     ) -> Float[Array, "batch nodes hidden"]:
-        """The states behind one more token, which is of `level`: equation 3."""
+        """The states after one more token, which is of `level`: equation 3."""
         if self.config.transition == "none":
             return state
         head, cell = params["head"], f"transitions.{level}"
@@ -270,7 +270,7 @@ class HeadScorer:
         return jnp.tanh(of_token + of_state)
 
     def _with_placeholders(self, prompt: Prompt) -> Prompt:
-        """The prompt, and the placeholders behind it (of an encoder-decoder: behind what its sequences begin with)."""
+        """The prompt with the placeholders after it (in an encoder-decoder, after the decoder's first tokens)."""
         ids = jnp.array(self.config.placeholder_token_ids, dtype=jnp.int32)
         placeholders = jnp.broadcast_to(ids, (len(prompt.input_ids), len(ids)))
         if prompt.decoder_input_ids is not None:

@@ -46,7 +46,7 @@ class TreeDrafter:
     budget: int = 2**30  # nodes of a draft
     least: int = 0  # nodes of a level that are always allowed
 
-    tail: tuple[int, ...] = ()  # tokens that the model reads behind the prompt for the draft alone
+    tail: tuple[int, ...] = ()  # tokens that the model reads after the prompt, for the draft alone
 
     def size(self, *, at_root: bool) -> int:
         """How many nodes a draft has, padding included: below the prompt, or below later beams; 0 for no draft."""
@@ -106,7 +106,7 @@ def subtree(
         rows where all of them fit.
     """
     batch_size, num_above = states.shape
-    width = max(num_above, size)  # one code for rows that begin on this level, and for those that go on from it
+    width = max(num_above, size)  # one code for rows that begin on this level and rows that continue from it
     nothing = jnp.zeros(batch_size, dtype=jnp.int32)
     above = jnp.pad(states, ((0, 0), (0, width - num_above)), constant_values=-1)
     above = jnp.where(above < 0, catalogue.dead_state, above)

@@ -185,7 +185,7 @@ def _read_t5(config: Any) -> Spec:
 
 @dataclass(frozen=True)
 class Rotary:
-    """A family of decoders with rotary embeddings: what transformers' code of it does, and its config does not say."""
+    """A family of decoders with rotary embeddings: what transformers' code does and the config does not say."""
 
     names: Names = LLAMA  # of its parameters
     # see `Spec.norm`; Gemma's, "rms_plus_one", also scale the embeddings

@@ -75,7 +75,7 @@ class ModelScorer:
         return self.logits(params, self._read(params, Prompt(input_ids, mask, decoder_input_ids))[0])
 
     def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch vocab"], Cache]:
-        """See `Scorer.prefill`; an encoder-decoder's first tokens are part of it."""
+        """See `Scorer.prefill`; includes an encoder-decoder's first tokens."""
         hidden, cache = self._read(params, prompt, num_last=1)
         return self.logits(params, hidden)[:, 0], cache
 

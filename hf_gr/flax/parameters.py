@@ -23,7 +23,7 @@ class Parameters(nnx.Module):
 
 
 class Facts:
-    """What a module has besides its parameters: their names and `others`. Opaque to nnx, equal only to itself."""
+    """A module's data other than parameters: their names and `others`. Opaque to nnx, equal only to itself."""
 
     def __init__(self, names: Sequence[str], **others: Any) -> None:
         vars(self).update(others)
@@ -37,7 +37,7 @@ class Facts:
         return {name: one.get_raw_value() for name, one in zip(self.names, self._get(module), strict=False)}
 
     def params(self, module: Any, where: Hashable, make: Callable[[dict[str, Array]], Any]) -> Any:
-        """What `make` makes of the parameters; kept for every place in use until a parameter is replaced."""
+        """The result of `make` on the parameters; cached by `where` until a parameter is replaced."""
         named = self.arrays(module)
         arrays = [*named.values()]
         made_of, made = self._made

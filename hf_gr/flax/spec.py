@@ -27,7 +27,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class StackNames:
-    """The names of a stack of equal layers, and of what is around them; None for what there is not."""
+    """The parameter names of a stack of equal layers and of the parts around it; None for a part that is absent."""
 
     layers: str  # of the list of layers
     # of the parts of a layer, within it, by what they are. Matrices are `self.q`, `self.k`, `self.v`, `self.o`, the

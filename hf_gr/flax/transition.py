@@ -38,8 +38,8 @@ LARGEST_NODE = 2**31 - 2**16  # the rest is for padding
 class Children:
     """The children of every state of a level, padded to C.
 
-    States are not stored: `take` computes those of the few children that are kept. Nor is legality stored beside
-    tokens: a program with fewer arrays compiles faster.
+    States are not stored: `take` computes those of the few children that are kept. Nor is legality stored in its own
+    array: a program with fewer arrays compiles faster.
     """
 
     # the token that leads to each child; -1 where there is no such child, or it is not alive

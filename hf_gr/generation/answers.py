@@ -29,7 +29,7 @@ class WithItems:
         """
         if self._answered is not None:
             rules, start = self._answered
-            sequences: Any = getattr(self, "sequences")  # noqa: B009 # a field of the class beside
+            sequences: Any = getattr(self, "sequences")  # noqa: B009 # a field of the other base class
             rows = to_host(sequences)[:, start:]
             self._item_ids = items_of_batch(rules, rows) if isinstance(rules, BatchRules) else rules(rows)
             self._answered = None

@@ -52,7 +52,7 @@ class BaseCall(ABC):
 
     model: Any
     config: Any  # prepared, with our fields
-    model_kwargs: dict[str, Any]  # the arguments that are no fields of it
+    model_kwargs: dict[str, Any]  # the arguments that are not fields of the config
     prompt: Prompt
     rules: BatchRules  # the catalogue of every prompt
     drafts: dict[str | None, Any]  # by name, the simplest first: one, or what `drafting="auto"` chooses from
@@ -116,7 +116,7 @@ class BaseCall(ABC):
     @staticmethod
     @abstractmethod
     def prepare_config(model: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The config of a call by transformers' rules, and those arguments that are no fields of it."""
+        """The config of a call by transformers' rules, and the arguments that are not fields of it."""
 
     @staticmethod
     @abstractmethod

@@ -24,7 +24,7 @@ from .models import end_tokens, fill_token
 # By draft head, the tries whose tokens are all among its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
-DEFAULT_BUDGET = 512  # nodes of a row besides its beams
+DEFAULT_BUDGET = 512  # nodes per row, in addition to its beams
 LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
 LARGEST_DIVISOR = math.log(1e30)  # fp32 holds scores divided by it, or by its inverse
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
@@ -61,7 +61,7 @@ def check_config(config: Any) -> None:
 
 
 def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> None:
-    """Refuse a catalogue, or what is made of one, with tokens outside a vocabulary; `name` is the argument."""
+    """Refuse a catalogue, or an object made from one, with tokens outside a vocabulary; `name` is the argument."""
     if catalogue.max_token_id >= vocabulary:
         raise ValueError(
             f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
@@ -201,5 +201,5 @@ def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) ->
 
 
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
-    """Nodes besides its live beams that may be scored ahead, per row."""
+    """How many nodes may be scored ahead per row, in addition to its live beams."""
     return config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)

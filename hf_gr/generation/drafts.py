@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the kinds of drafts of both backends have in common: how one is chosen, and what it refuses. Drafts nothing."""
+"""What all kinds of drafts share in both backends: how one is chosen, and what it refuses. Drafts nothing."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class BaseDraft:
             )
 
     def check_own(self, prompt: Any, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
-        """Refuse what searches of one backend alone cannot do; the arguments are those of `check`."""
+        """Refuse what this backend's searches alone cannot do; the arguments are those of `check`."""
 
     def not_a_model(self, assistant: Any) -> str | None:
-        """What a draft model should be, if it is none of this backend's."""
+        """What a draft model should be, if `assistant` is not a model of this backend; else None."""
         raise NotImplementedError
 
     def draft_beams(self, plan: Any) -> tuple[int, int]:
@@ -219,9 +219,9 @@ def fastest(
     drafts: Mapping[str | None, Any],
     catalogue: Snapshot,
     *,
-    kind: tuple[Any, ...],  # what a forward's time depends on, besides the beams
+    kind: tuple[Any, ...],  # what a forward's time depends on, other than the beams
     num_beams: int,
-    budget: int,  # the most nodes besides the live beams
+    budget: int,  # the most nodes in addition to the live beams
     below_prompt: bool,  # whether the prompt's own forward may score nodes
     timed_forward: Callable[[int], Callable[[], Any]],  # see `auto.costs_of`
 ) -> Any:

@@ -34,7 +34,7 @@ def hands_on_arguments(model: Any) -> bool:
 
 
 def prepare_config(model: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The config of a call, defaults filled in, and those arguments that are no fields of it."""
+    """The config of a call, defaults filled in, and the arguments that are not fields of it."""
     return model._prepare_generation_config(config, **kwargs)
 
 
@@ -78,12 +78,12 @@ def num_known_tokens(config: Any, default: int) -> int:
 
 
 def ignore_on_save(model: Any, names: Iterable[str]) -> None:
-    """Leave parameters out of the model's own file."""
+    """Keep parameters out of the model's own file."""
     model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *names}
 
 
 def default_generation_fields(config: Any) -> dict[str, Any]:
-    """What transformers takes for the fields of a generation config that nobody has set."""
+    """transformers' defaults for unset fields of a generation config."""
     return config._get_default_generation_params()
 
 

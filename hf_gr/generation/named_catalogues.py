@@ -61,8 +61,8 @@ def batch_rules(
 def resolve_index(model: Any, index: Any, *, may_be_list: bool = False) -> Any:
     """An index as it is; one of a repository or folder loaded; `"."` from the checkpoint that the model came from.
 
-    Of a list, one for each prompt, each of them. What is loaded is loaded with the token and the cache that the model
-    was loaded with.
+    In a list, with one for each prompt, every entry is resolved. Catalogues are loaded with the token and the cache
+    that the model was loaded with.
     """
     if isinstance(index, ConstraintIndex):
         return index

@@ -7,7 +7,7 @@ too. Then levels are decided in order, each for the rows whose beams have come t
 nodes: each row advances at its own pace. Rows that wait, or are done, stay in the batch, masked.
 
 Fixed-length catalogues run without a single host synchronisation if nothing is drafted. Ragged ones and a user's
-stopping criteria synchronise once a level, to see whether anything is left to do, unless the plan says that nobody
+stopping criteria synchronise once a level, to see whether anything is left to do, unless the plan says that no row
 leaves early; drafts synchronise for their size, and for whether they were accepted.
 
 Axes: B batch, K beams, C children, V vocabulary, T generated tokens, R returned sequences a row.
@@ -296,5 +296,5 @@ class _Search:
         steps[level:] = [frontier.rows.where(step, steps[level]) if level < len(steps) else step, *steps[level + 1 :]]
 
     def _steps(self, name: str) -> tuple[Tensor, ...]:
-        """What was kept of every level, one row a path; the first step of a plain beam search is that of all paths."""
+        """The outputs kept for every level, one row a path; all paths of a beam search share the first step's."""
         return tuple(step.expand(-1, self.plan.width, -1).flatten(0, 1) for step in self.kept[name][: self.deepest])

@@ -157,7 +157,7 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
 
 
 def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:
-    behind = max(alive.of.trie.branching) // 8 + 2  # bytes that a window may reach behind the last node's
+    behind = max(alive.of.trie.branching) // 8 + 2  # bytes that a window may read past the last node's
     distinct = {id(bits): bits for bits in alive.nodes}  # levels without branches share one array
     by_id = {key: to_device(np.pad(bits, (0, behind)), device) for key, bits in distinct.items()}
     return tuple(by_id[id(bits)] for bits in alive.nodes)

@@ -208,7 +208,7 @@ class DraftHead(
         save_files(directory, self.config, self.state_dict(), self.placeholder_embeddings, card=card)
 
     def facts(self) -> HeadFacts:
-        """What cards tell of it."""
+        """What model cards say about it."""
         size = sum(parameter.numel() for parameter in self.parameters())
         return HeadFacts(self.config, size, str(next(self.parameters()).dtype).removeprefix("torch."))
 

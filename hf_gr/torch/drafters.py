@@ -44,9 +44,9 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
 
 @dataclass(eq=False)
 class Assistant:
-    """A draft model, which searches the catalogue for what the target's beams will be.
+    """A draft model, which searches the catalogue to predict the target's beams.
 
-    It continues from the target's beams and their scores: only what follows is guessed.
+    It starts from the target's beams and their scores: only later tokens are guessed.
     """
 
     new_scorer: Callable[[], Scorer]
@@ -125,7 +125,7 @@ class Best(DraftSearch):
     def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
         super().__init__(frontier, scorer)
         self.paths = paths_of(self.nodes)
-        self.behind = torch.zeros_like(self.nodes.scores)  # how far each is behind what its path would choose
+        self.behind = torch.zeros_like(self.nodes.scores)  # how far each is below its path's own choice
 
     def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
         """See `DraftSearch.step`."""
@@ -152,7 +152,7 @@ class TreeDrafter:
     The catalogue's draft holds all legal continuations, so it is never rejected and its levels are decided together.
     """
 
-    budget: int  # nodes besides the live beams, a forward and row; as many as there are beams are always allowed
+    budget: int  # nodes per forward and row, in addition to the live beams; as many as beams are always allowed
     assistant: Assistant | None = None
 
     @property

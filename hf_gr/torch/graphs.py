@@ -56,8 +56,8 @@ class Uncaptured:
         """Warm a function up and capture it. To be called in one's turn, with its buffers filled.
 
         Returns:
-            What computes the outputs again, which may be in the same memory every time; and its memory besides the
-            function's buffers.
+            A function that computes the outputs again, maybe into the same memory every time; and the memory that it
+            takes in addition to the function's buffers.
         """
         return function, 0
 
@@ -65,8 +65,8 @@ class Uncaptured:
 class CudaGraphs(Uncaptured):
     """Graphs of one CUDA device.
 
-    All are captured on one stream, since only then do they share their pool. That stream is nobody else's: work of
-    other threads goes on during a capture, which is why the error mode is "thread_local".
+    All are captured on one stream, since only then do they share their pool. Nothing else uses that stream: other
+    threads continue to work during a capture, which is why the error mode is "thread_local".
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -99,7 +99,7 @@ class CudaGraphs(Uncaptured):
                     function()
             current.wait_stream(self._stream)
             torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()  # what the warm-ups leave is not for the graph's pool otherwise
+            torch.cuda.empty_cache()  # or the graph's pool could not use the warm-ups' memory
             return self._captured(function)
 
     def _captured(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
@@ -119,7 +119,7 @@ class CudaGraphs(Uncaptured):
                     raise
                 graph.capture_end()
         except BaseException:
-            # What a failed capture leaves of its pool is unknown. Graphs that have it keep it.
+            # The state of the pool after a failed capture is unknown. Graphs that already use it keep it.
             self._graphs.clear()
             raise
         # As the device sees it: the pool's growth, and what the driver keeps of thousands of launches.

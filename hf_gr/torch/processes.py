@@ -138,16 +138,16 @@ def _end_group_at_exit() -> None:
     """End the process group, whoever began it, when the interpreter exits.
 
     Without this, some runs die after their last line: "terminate called without an active exception", SIGABRT. The
-    workers of gloo are threads of C++. After a collective the caller goes on at once, and a worker drops the tensors
-    later: a busy machine may let it wait until the interpreter finalizes. If Python is done with a tensor, its object
+    workers of gloo are threads of C++. After a collective the caller continues at once, and a worker drops the tensors
+    later: on a busy machine, maybe only when the interpreter finalizes. If Python is done with a tensor, its object
     dies in the worker, which needs the GIL for that (`AsyncWork::~AsyncWork` -> `THPVariable_clear` ->
     `PyEval_RestoreThread`). Python before 3.14 ends threads that ask for the GIL then by `pthread_exit`, which must
     not unwind a destructor.
 
-    Destroying the group joins its workers, if nobody else holds the group. `torch.distributed.nn.functional` has it
+    Destroying the group joins its workers, if nothing else holds the group. `torch.distributed.nn.functional` has it
     in its default arguments if it is imported (as by DDP) after the group began: hence the import above. A model in
     DDP holds it, too, and a script's variables hold that model to the end. The group does not end with a call: a
-    script goes on with `PartialState()`, and with the next call.
+    script continues to use `PartialState()`, and may call again.
     """
     atexit.register(_end_group)
 

@@ -165,7 +165,7 @@ class TreeScorer:
             }
             mask = self._of_model(masks)
         else:
-            mask = prompt.mask[:1, :1, None, None]  # stands for one that is prepared, and nobody reads it
+            mask = prompt.mask[:1, :1, None, None]  # a placeholder for a prepared mask; never read
             mask = mask if None in prompt.windows else dict.fromkeys(prompt.windows, mask)
             how = {
                 self.argument: TreeAttention(tree, prompt.mask, tree.ancestry.shape[-1] if tree.is_level else depths)

@@ -84,7 +84,7 @@ class DeviceCatalogue:
 
 @torch.inference_mode(False)  # what is kept here serves training, too
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
-    """A batch's catalogue on a device; tries and rules move there once, and nobody waits for the rest."""
+    """A batch's catalogue on a device; tries and rules move there once, the rest without synchronising."""
     if rules.rule_of_row is None and not rules.excluded:  # the same for all batches
         return moved(rules.shared, device, lambda snapshot, device: _batchs(BatchRules((snapshot,)), device))
     return _batchs(rules, device)
@@ -92,7 +92,7 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
 
 def _batchs(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     trie = on_device(rules.shared.trie, device)
-    # What one child alone continues is checked above it; the root is not.
+    # An only child is alive if its parent is, which is checked above; the root is not checked.
     is_checked = [number > 0 and level.is_chain for number, level in enumerate(trie.levels)]
     alive: tuple[Tensor | None, ...] | None = None
     if any(snapshot.alive is not None for snapshot in rules.snapshots):

@@ -89,7 +89,7 @@ class Tree:
         """Who sees whom: a node sees the prompt's real tokens, its ancestors and itself."""
         seen = self.ancestry if window is None else self.ancestry[..., -window:]
         batch_size, num_nodes, _ = seen.shape
-        # What is no slot is written to an extra column, which is dropped.
+        # Places that are no slot are written to an extra column, which is dropped.
         own = torch.zeros(
             (batch_size, num_nodes, self.num_slots + (not self.is_level)), dtype=torch.bool, device=seen.device
         )
@@ -98,7 +98,7 @@ class Tree:
         if window is not None:
             width = prompt_mask.shape[-1]
             depth = self.depth if depths is None else depths[..., None]
-            # The nearest prompt token is `depth` steps behind a node, and `window - 1` steps behind are still seen.
+            # The nearest prompt token is `depth` steps before a node, which sees up to `window - 1` steps back.
             shared = shared & (torch.arange(width, device=seen.device) >= width + depth - window)
         return torch.cat([shared, own[..., : self.num_slots]], dim=-1)[:, None]
 

@@ -34,9 +34,9 @@ ALIGNMENT = 16  # numbers, to which scaled_dot_product_attention would pad the r
 
 @dataclass(frozen=True)
 class TreeAttention:
-    """What the attention of one forward of tree nodes needs besides queries, keys and values.
+    """What the attention of one forward of tree nodes needs, other than queries, keys and values.
 
-    What layers have in common is kept from the first one that needs it (`made`).
+    Results that all layers share are made by the first one that needs them, and kept (`made`).
     """
 
     tree: Tree
@@ -154,7 +154,7 @@ def _first_seen(how: TreeAttention, length: int, window: int | None) -> int:
     """The first of the prompt's keys that a node may see, by the window alone."""
     if window is None or not isinstance(how.depths, int):
         return 0
-    # The nearest prompt token is `depth` steps behind a node, and `window - 1` steps behind are still seen.
+    # The nearest prompt token is `depth` steps before a node, which sees up to `window - 1` steps back.
     return min(max(length + how.depths - window, 0), length)
 
 

@@ -4,7 +4,7 @@
 
 `generate.py` in this folder is the file that such a checkpoint carries, unchanged. transformers runs it for users who
 pass `trust_remote_code=True`, and it calls `enable_loaded`, whose name and arguments published checkpoints rely on.
-There is no `requirements.txt` beside it: transformers would look for an installed distribution, refuse a checkout on
+There is no `requirements.txt` next to it: transformers would look for an installed distribution, refuse a checkout on
 the path, and not name the fix, all before `generate.py` could.
 """
 

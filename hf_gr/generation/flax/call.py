@@ -216,7 +216,7 @@ def _to_key(key: Array | int) -> Key[Array, ""]:
 def processors_of(
     config: Any, *, vocab_size: int, logits_processor: Any = None, stopping_criteria: Any = None
 ) -> Processors | None:
-    """What a call does to scores besides its warpers; None for nothing."""
+    """What a call does to scores before its warpers; None for nothing."""
     functions = _read_functions(logits_processor, "logits_processor", "scores")
     criteria = _read_functions(stopping_criteria, "stopping_criteria", "booleans [rows]")
     always, first = (_read_tokens(config, name) for name in ("suppress_tokens", "begin_suppress_tokens"))

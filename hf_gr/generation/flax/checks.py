@@ -11,7 +11,7 @@ from typing import Any
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.generation.models import fill_token
 
-# By field of a generation config: the value, besides None, that has no effect.
+# By field of a generation config: the value, other than None, that has no effect.
 NEUTRAL: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
     "encoder_no_repeat_ngram_size": 0,

@@ -56,7 +56,7 @@ class Draft(BaseDraft):
 
 
 class TrieDraft(Draft):
-    """The catalogue: its first levels with the prompt, as many as fit the budget; then all of it below the beams."""
+    """The catalogue: as many of its first levels as fit, with the prompt; then its whole subtree below the beams."""
 
     scores_ahead = True
 
@@ -80,7 +80,7 @@ class AssistantDraft(TrieDraft):
 
     searches = "assistant"
     first_level = 0  # where a search begins
-    tail: Any = ()  # tokens that the model reads behind the prompt for the draft
+    tail: Any = ()  # tokens that the model reads after the prompt, for the draft
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""

@@ -30,7 +30,7 @@ FILLING = -1e30  # as in PyTorch: see `hf_gr.generation.torch.constraints`
 
 
 class _Facts(NamedTuple):
-    """What a program with a processor is specific to."""
+    """Facts about a processor that are compiled into its program."""
 
     prompt_length: int
     max_token_id: int
@@ -42,9 +42,9 @@ class _Facts(NamedTuple):
 class FlaxConstraintLogitsProcessor:
     """Keeps the tokens that continue a sequence of the catalogue, and drops all others to `-inf`.
 
-    What `ConstraintLogitsProcessor` is in PyTorch, with its scores: a row that is complete, or is not a prefix of the
-    catalogue, keeps one token: the end token (token 0 without one), with a very low finite score. Legal tokens get
-    that score where other processors forbid all of them. `generate(constraint_index=...)` is faster.
+    The twin of PyTorch's `ConstraintLogitsProcessor`, with the same scores: a row that is complete, or not a prefix of
+    the catalogue, keeps one token: the end token (token 0 without one), with a very low finite score. Legal tokens
+    get that score where other processors forbid all of them. `generate(constraint_index=...)` is faster.
 
     A call depends on its arguments alone, and may be traced: inside `jax.jit`, `lax.scan`, `lax.while_loop`. The
     processor is a pytree: pass it to a compiled function as an argument, or its arrays are constants of the program.
@@ -117,7 +117,7 @@ class FlaxConstraintLogitsProcessor:
         """Mask scores by the tokens before them.
 
         Args:
-            input_ids: the prompt and what was generated; what follows `cur_len` tokens is not read.
+            input_ids: the prompt and the generated tokens; those after the first `cur_len` are not read.
             scores: after them.
             cur_len: how many tokens are there, also traced; None for all of `input_ids`. Scores inside the prompt stay
                 as they are.
@@ -194,7 +194,7 @@ class FlaxConstraintLogitsProcessor:
         return jnp.full_like(scores, -jnp.inf).at[:, self._facts.end_token].set(_filling(scores.dtype))
 
     def tree_flatten(self) -> tuple[tuple[DeviceCatalogue], _Facts]:
-        """The catalogue's arrays, and what a program is specific to."""
+        """The catalogue's arrays, and the facts that are compiled into a program."""
         return (self._catalogue,), self._facts
 
     @classmethod

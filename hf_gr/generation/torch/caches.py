@@ -30,7 +30,7 @@ class Buffers:
 
 
 class SlotLayer(DynamicLayer):
-    """Keys and values with room behind them: new ones are written in place, and those that are there never move.
+    """Keys and values with spare room after them: new ones are written in place, and existing ones never move.
 
     A copy of the layer (`copy_cache`) shares its buffers. The first of them to append writes in place; another one
     then moves to buffers of its own. More room is added when it is needed.
@@ -142,7 +142,7 @@ def _has_dropped_keys(layer: Any) -> bool:
 
 
 def with_slots(cache: Any, room: int) -> Any:
-    """The same cache, maybe empty, whose layers that keep all keys have room behind them; another kind as it is."""
+    """The same cache, maybe empty, with room after the keys of layers that keep all; other kinds are unchanged."""
     if type(cache) is not DynamicCache or cache.offloading or not room:
         return cache
     twin: Any = copy.copy(cache)
@@ -155,7 +155,7 @@ def with_slots(cache: Any, room: int) -> Any:
 
 
 def to_keep_all_keys(cache: Any, *, room: int) -> DynamicCache:
-    """The same keys in layers that drop none and have room behind them: masks limit what a sliding layer sees."""
+    """The same keys in layers that drop none, with room after them: masks limit what a sliding layer sees."""
     if not room:
         return cache_of((layer.keys, layer.values) if layer.is_initialized else None for layer in cache.layers)
     kept: Any = DynamicCache()

@@ -1,16 +1,16 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`cache_implementation="static"`: the loop after the prompt as one captured program. Decodes nothing by itself.
+"""`cache_implementation="static"`: the loop after the prompt as one captured program. Decodes nothing itself.
 
-1. Plan: what a call reads, and what of it may not change between replays: shapes, options, the numbers of the
-   catalogue's structure, and the state of the model. The prompt is computed as ever.
+1. Plan: what a call reads, and which parts must not change between replays: shapes, options, the numbers of the
+   catalogue's structure, and the state of the model. The prompt is computed as usual.
 2. Capture, only for `model.warm_up`: `hf_gr.torch.decode.decode` over static buffers is a CUDA graph on a CUDA device,
    and on a CPU the same code uncaptured, so that it is tested there.
 3. Replay what was captured for such calls. The prompt's keys are copied into a buffer for so many tokens or a few more
    (its bucket), at the right end, and masked on the left; rules, exclusions and seeds are copied, too. The compiled
    catalogue is read where it is.
 
-All other calls are decoded as ever, and a message says so once.
+All other calls are decoded as usual, and a message says so once.
 
 Axes: B batch, P prompt, H heads, D their width, V vocabulary.
 """
@@ -64,9 +64,9 @@ STEPS = (1.0, 1.25, 1.5, 1.75)
 WARPERS = frozenset([MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper])
 
 PLAIN = frozenset([bool, int, float, str])
-# Of PEFT's layers, besides plain attributes: which adapters are active, or merged, and how strong each is.
+# Of PEFT's layers, in addition to plain attributes: which adapters are active or merged, and their scaling.
 ADAPTERS = ("_active_adapter", "merged_adapters", "scaling")
-# Hooks that only act when they are asked to, or on the prompt.
+# Hooks that act only on request, or on the prompt.
 HARMLESS = frozenset(["hf_gr", "transformers"])
 
 # By model its captured programs; they must not hold it.
@@ -239,7 +239,7 @@ def plan_of(model: Any, prepared: Prepared, search: Search, state: Hashable) -> 
 
 
 def obstacle_of(prepared: Prepared, search: Search) -> str | None:
-    """Why a call cannot be captured, in words that follow "with"; None if nothing but its model stands against it."""
+    """Why a call cannot be captured, in words that follow "with"; None if only its model may prevent it."""
     plan = prepared.plan
     if not isinstance(search.scorer, HeadScorer) and "encoder_outputs" in prepared.model_kwargs:
         return "an encoder-decoder"
@@ -283,7 +283,7 @@ def _draft_of(prepared: Prepared, search: Search) -> tuple[tuple[int, ...], ...]
 
 
 def _warpers_of(plan: DecodePlan) -> list[Hashable] | None:
-    """The processors of a call, each by its kind and options; None if one is none of ours to know."""
+    """The processors of a call, each by its kind and options; None if one is unknown to us."""
     processors: Any = plan.processors or ()
     every = [one for part in processors for one in (*part, None)]  # None between before and after
     if any(one is not None and type(one) not in WARPERS for one in every):
@@ -423,7 +423,7 @@ def _fresh(layers: Sequence[SlotLayer]) -> DynamicCache:
     return cache
 
 
-# Warm-up: by `generate` alone, on tokens of no meaning
+# Warm-up: by `generate` alone, on meaningless tokens
 
 
 @dataclass(frozen=True)

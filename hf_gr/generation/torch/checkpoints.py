@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint has beside transformers' files, when it is saved and when it is pushed. Knows no decoding."""
+"""A checkpoint's files in addition to transformers' own, when it is saved and when it is pushed. Knows no decoding."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def prepare_upload(
     *,
     custom_generate: bool = False,
 ) -> dict[str, float]:
-    """What transformers is to upload of a saved model: our files in any case, and a card that describes them.
+    """What transformers must upload of a saved model: always our files, and a card that describes them.
 
     A card that a user wrote gets tags and keeps its text. The one that transformers makes for a new repository is
-    replaced by ours. The timestamps say when the folder's files that are on the Hub already were written: recorded
-    by transformers before it saved the model, but after we saved our files, which are left out of the answer.
+    replaced by ours. transformers skips files that have not changed since it recorded their timestamps, but ours were
+    saved before that: returns the timestamps without those of our files, so that they are uploaded.
     """
     card = Path(directory, CARD_FILE)
     if _is_ours(model, custom_generate) and card.is_file():

@@ -26,7 +26,7 @@ MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each:
 # The score of filler tokens, where the dtype has room for it: far below any sum of log-probabilities, and below the
 # -1e9 by which transformers' beam search marks finished beams.
 FILLING = -1e30
-# Any lower score of one step is a filling one, whatever a temperature made of it.
+# A lower score of one step can only be a filler's, whatever the temperature.
 NEARLY_IMPOSSIBLE = -1e20
 
 
@@ -198,7 +198,7 @@ class SeveralLabels(Constraint):
         return self.max_labels * (of_label + len(self.separator)) - len(self.separator) + 1
 
     def _answers_of(self, prompt: int) -> Answers:
-        """What may follow after a prompt: what is hidden from it is dead there."""
+        """What may follow a prompt: items hidden from it are dead there."""
         rules, key = self.rules, prompt
         if rules.excluded_ids is None:
             key = 0 if rules.rule_of_row is None else int(rules.rule_of_row[prompt])

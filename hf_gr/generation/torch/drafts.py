@@ -118,15 +118,15 @@ class TrieDraft(Draft):
         return replace(search, drafter=self._drafter(prepared, search))
 
     def _drafter(self, prepared: Prepared, search: Search) -> TreeDrafter | None:
-        """What proposes nodes to score ahead; None where that saves no forward, or is not possible."""
+        """Proposes nodes to score ahead; None where that saves no forward, or is not possible."""
         if prepared.synced_gpus:
             say_once("synced_gpus: decoding without a draft: processes would run different numbers of forwards")
             return None
         processors: Any = prepared.plan.processors or ()
-        if (keeper := keeper_of_state(chain.from_iterable(processors))) is not None:  # rows go on by themselves
+        if (keeper := keeper_of_state(chain.from_iterable(processors))) is not None:  # rows advance at their own pace
             say_once(f"{type(keeper).__name__} keeps state between levels: decoding without a draft")
             return None
-        # In so short sequences every level needs a forward in any case.
+        # In sequences this short, every level needs a forward in any case.
         if search.catalogue.max_length <= (1 if search.scorer.takes_prompt else 2):
             return None
         batch_size, vocab_size = len(prepared.input_ids), output_size_of(self.model)
@@ -169,7 +169,7 @@ class AssistantDraft(TrieDraft):
 
 
 class HeadDraft(TrieDraft):
-    """A search by the draft head: the answer, or a draft of it."""
+    """A search by the draft head: its result is the answer, or a draft that the model verifies."""
 
     searches = "head"
     hidden: Tensor  # of the prompt's last token and of the placeholders, after the prefill
@@ -270,7 +270,7 @@ def draft_of(drafts: Mapping[str | None, Draft], prepared: Prepared) -> Draft:
         scorer.begin()
         nodes = torch.zeros((len(start), num_nodes), dtype=torch.long, device=start.device)
         one = nodes[:, :1]
-        # The second scorer over a prompt first copies its keys. What is in the queue is none of the forward's time.
+        # The second scorer over a prompt first copies its keys. Work already queued must not count as forward time.
         scorer.score([Nodes(one, one, one)], depth=1)[0].max().item()
         # `item` waits.
         return lambda: scorer.score([Nodes(nodes, nodes, nodes)], depth=2)[0].max().item()

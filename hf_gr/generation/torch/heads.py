@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draft heads as parts of models: made for one, saved beside it, loaded with it. Knows no decoding and no file format.
+"""Draft heads as parts of models: made for one, saved and loaded with it. Knows no decoding and no file format.
 
 A head is the submodule `model.draft_head`; its weights are in files of their own, so that the model's are those of
 transformers. Its placeholders are rows of the model's embeddings and, where there is one, tokens of the tokenizer.
@@ -91,7 +91,7 @@ def add_draft_head(
 
 
 def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
-    """Write the draft head's files beside a model's; nothing, if it has no head.
+    """Write the draft head's files next to the model's; nothing, if it has no head.
 
     Tensors are taken from a `state_dict` of the model, where that was gathered from several processes, if it has
     them. If writing fails, the previous head is still readable; a head with layers of an adapter is refused.

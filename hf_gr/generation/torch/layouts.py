@@ -46,11 +46,11 @@ COMMON_ARGUMENTS = frozenset(
     "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
     "past_key_values position_ids tokenizer use_cache".split()
 )
-# Fields by which attention leaves tokens out, other than `sliding_window`, which our masks know: Doge, ModernBERT, ...
+# Fields by which attention skips tokens, other than `sliding_window`, which our masks know: Doge, ModernBERT, ...
 UNTRIED = re.compile(r"window_(size|len)$|local_attention$|index_(topk|block_size)$")
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
 PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# What a model raises if it cannot take what it is given. Out of memory is another matter: it may pass.
+# What a model raises if it cannot take its inputs. Running out of memory is different: it may be temporary.
 FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError)
 
 _KNOWN: WeakKeyDictionary[Any, dict[tuple[Any, ...], How | None]] = WeakKeyDictionary()

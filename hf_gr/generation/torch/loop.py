@@ -28,19 +28,19 @@ from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence, SeveralLabe
 from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
-# transformers marks what is no beam by adding -1e9, before or after it divides by the length; ours is far lower.
+# transformers marks dead beams by adding -1e9, before or after it divides by the length; our mark is far lower.
 DEAD = -5e8
 
 
 def dead(scores: Tensor) -> Tensor:
-    """Which scores are of no answer."""
+    """Which scores belong to no answer."""
     return scores < DEAD
 
 
 def run(generate: Callable[..., Any], call: Call, constraint: Constraint) -> tuple[Any, int]:
     """transformers' own output, with scores, under a constraint, and its generated tokens; changes the call's config.
 
-    `as_asked` makes an answer of it.
+    `as_asked` turns it into an answer.
     """
     config, end = call.config, call.rules.shared.eos_token_id
     if call.model_kwargs.get("past_key_values") is not None and max(config.num_beams, config.num_return_sequences) > 1:
@@ -73,9 +73,9 @@ def as_asked(out: Any, asked: tuple[bool, bool], items: Any, width: int) -> Any:
 
 
 def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
-    """Answers of one item each; what is none is marked. Changes the call's config."""
+    """Answers of one item each; rows that are no item are marked. Changes the call's config."""
     config, rules, passed_on = call.config, call.rules, call.passed_on
-    # Below it transformers' mark of what is no beam, -1e9 divided by the length, outranks real scores.
+    # Below it transformers' mark of a dead beam, -1e9 divided by the length, outranks real scores.
     least = -math.log(1e5) / math.log(max(rules.shared.max_length, 2))
     if config.num_beams > 1 and config.length_penalty < least:
         raise ValueError(

@@ -104,7 +104,7 @@ def _prefilled(model: Any, prompts: Prompts, forward: Any) -> Prefilled:
         # Some models count from 1 (PaliGemma), and only the arguments of transformers' own steps say so.
         token = torch.zeros((len(mask), 1), dtype=torch.long, device=device)
         position = internals.next_inputs(model, token, outputs, prompts.kwargs)[0].get("position_ids")
-        if position is None:  # the model counts by itself
+        if position is None:  # the model counts positions itself
             next_position = mask.sum(-1, keepdim=True)
         else:
             next_position = position.to(device).expand(*position.shape[:-2], *token.shape)
