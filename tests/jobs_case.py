@@ -178,7 +178,7 @@ def run_quietly(case: Case, users: Path, output: Path, more: dict[str, Any]) -> 
     run(case, users, output, **more)
 
 
-def run_until_call(number: int, name: str, case: Case, users: Path, output: Path, more: dict[str, Any]) -> None:
+def run_until_call(number: int, name: str, case: Case, users: Path, output: Path) -> None:
     """Dies in the middle of the run, as by `kill -9`, when a function is called for the `number`-th time."""
     module, _, attribute = name.rpartition(".")
     owner = pkgutil.resolve_name(module)
@@ -192,7 +192,7 @@ def run_until_call(number: int, name: str, case: Case, users: Path, output: Path
         return original(*args, **kwargs)
 
     setattr(owner, attribute, dying)
-    run_quietly(case, users, output, more)
+    run_quietly(case, users, output, {})
 
 
 def run_with_small_disk(num_bytes: int, messages: Any, case: Case, users: Path, output: Path) -> None:

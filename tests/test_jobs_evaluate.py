@@ -82,19 +82,9 @@ def test_leave_one_out_is_recommend_over_shorter_histories(tmp_path: Path, case:
         parts = ["all", row["country"], *(["new"] if target in (100, 103) else [])]
         for name in parts:
             totals[name].add(items, [target])
-    found = evaluate(
-        case.model,
-        users,
-        constraint_index=case.index,
-        history="seen",
-        exclude="not",
-        group="country",
-        new_items=[100, 103],
-        cutoffs=(6, 1),
-        num_beams=8,
-        sampled_users=2,
-        window_rows=16,
-    )
+    options = {"exclude": "not", "group": "country", "new_items": [100, 103], "cutoffs": (6, 1), "num_beams": 8}
+    how = {"constraint_index": case.index, "history": "seen", "sampled_users": 2, "window_rows": 16}
+    found = evaluate(case.model, users, **how, **options)
     (result,) = found.results
     assert found.cutoffs == (1, 6)
     assert result.metrics == pytest.approx(totals["all"].means())
@@ -104,11 +94,9 @@ def test_leave_one_out_is_recommend_over_shorter_histories(tmp_path: Path, case:
     assert 0 < totals["new"].values.num_users < NUM_USERS
     assert result.coverage == pytest.approx(len({item for items in answers for item in items}) / len(case.tokens))
     assert (result.num_users, result.num_skipped, result.filled, result.invalid) == (NUM_USERS, 0, 1.0, 0.0)
-    assert result.latency_seconds is not None
-    assert 0 < result.latency_seconds < 10
+    assert 0 < (result.latency_seconds or 0) < 10
     assert result.users_per_second > 0
-    assert result.unconstrained_invalid is not None
-    assert result.unconstrained_invalid > 0.5  # a random model knows no item
+    assert (result.unconstrained_invalid or 0) > 0.5  # a random model knows no item
     assert json.loads(found.to_json())["results"][0]["metrics"] == result.metrics
 
 
@@ -128,16 +116,15 @@ def test_given_targets_one_or_several(tmp_path: Path, case: Case) -> None:
     assert (result.latency_seconds, result.unconstrained_invalid) == (None, None)
 
 
-@pytest.mark.parametrize("truths", [[True, False], ["True", "false"], ["1", "0"], [1, 0]])
-def test_new_targets_in_every_way_that_tables_have(tmp_path: Path, case: Case, truths: list[Any]) -> None:
-    rows = [{"seen": [100], "next": 105, "new": truth} for truth in truths]
-    options = {"constraint_index": case.index, "history": "seen", "target": "next", "num_beams": 10, "cutoffs": [10]}
-    path = write_users(tmp_path / "u.parquet", rows)
-    (result,) = evaluate(case.model, path, **options, is_new="new", sampled_users=0).results
-    assert result.new_items["num_users"] == 1
-    write_users(path, [row | {"new": "yes"} for row in rows])
+def test_new_targets_in_every_way_that_tables_have(case: Case) -> None:
+    def num_new(truths: list[Any]) -> int:
+        table = pa.table({"seen": [[100]] * 2, "next": [105] * 2, "new": truths})
+        options = {"constraint_index": case.index, "history": "seen", "target": "next", "cutoffs": [1]}
+        return evaluate(case.model, table, **options, is_new="new", sampled_users=0).results[0].new_items["num_users"]
+
+    assert [num_new(truths) for truths in ([True, False], ["True", "false"], ["1", "0"], [1, 0])] == [1] * 4
     with pytest.raises(ValueError, match="column 'new', row 0 is 'yes', expected true, false, 1 or 0"):
-        evaluate(case.model, path, **options, is_new="new", sampled_users=0)
+        num_new(["yes", "0"])
 
 
 def test_filters_that_leave_too_few_are_seen(case: Case) -> None:
@@ -151,7 +138,6 @@ def test_arguments_of_evaluate_are_checked(case: Case, users: Path) -> None:
     for options, message in (
         ({"cutoffs": []}, "cutoffs=.*expected integers of 1 or more"),
         ({"cutoffs": [30], "num_beams": [40, 20]}, "has 30, expected at most num_beams=20, .*: use num_beams=30"),
-        ({"cutoffs": 0}, "cutoffs=0, expected integers of 1 or more"),
         ({"cutoffs": "10"}, "cutoffs='10', expected integers of 1 or more"),
         ({"cutofs": (1,)}, r"cutofs= is given, expected an option or an argument .*: did you mean cutoffs=\?"),
         ({"options": 1}, "options= is given, expected an option or an argument of generate"),
@@ -266,33 +252,26 @@ def test_exit_codes_say_what_became_of_rows(tmp_path: Path, case: Case) -> None:
     assert [number for number, row in enumerate(read(output)) if row["error"]] == [30]
 
 
-def test_names_in_a_table_do_not_control_the_terminal(tmp_path: Path, case: Case, users: Path) -> None:
-    table = pq.read_table(users)
-    names = pa.array(["\x1b[2Jfr" if name == "fr" else "a [red]b\x9b1m" for name in table["country"].to_pylist()])
-    table = table.set_column(table.schema.get_field_index("country"), "\x1b[31mof", names)
+def test_names_in_a_table_do_not_control_the_terminal(tmp_path: Path, case: Case) -> None:
     path = tmp_path / "users\x1b[1m.parquet"
-    pq.write_table(table, path)
-    model = f"\x1b[2Jmine={case.model}"
-    where = ["--model", model, "--index", case.index, "--input", path, "--history", "seen", "--num-beams", 5]
-    options = ["--group", "\x1b[31mof", "--cutoffs", "5", "--sampled-users", 0]
-    done = command("evaluate", *where, *options)
+    pq.write_table(pa.table({"seen": [[100, 101]] * 2, "\x1b[31mof": ["\x1b[2Jfr", "a [red]b\x9b1m"]}), path)
+    where = ["--model", f"\x1b[2Jmine={case.model}", "--index", case.index, "--input", path, "--history", "seen"]
+    where += ["--num-beams", 5, "--cutoffs", "5"]
+    done = command("evaluate", *where, "--group", "\x1b[31mof", "--sampled-users", 0)
     assert (done.exit_code, done.stderr) == (0, "")
     for text in ("group \\x1b[2Jfr", "group a [red]b\\x9b1m", "\\x1b[2Jmine, 5 beams"):
         assert text in done.stdout
-    wrong = command("evaluate", *where, "--cutoffs", "5", "--target", "\x1b[31m\x1b")
+    wrong = command("evaluate", *where, "--target", "\x1b[31m\x1b")
     assert wrong.exit_code == 2
     assert "users\\x1b[1m.parquet has no column" in wrong.stderr
-    for text in (done.output, wrong.output):
-        assert not {"\x1b", "\x9b"} & set(text)
+    assert not {"\x1b", "\x9b"} & set(done.output + wrong.output)
 
 
 def test_names_of_items_may_look_like_numbers(tmp_path: Path) -> None:
     case = make_case(tmp_path, strings=True)
-    index = ConstraintIndex.from_pretrained(case.index)
-    assert index.snapshot.are_strings
     path = tmp_path / "u.csv"
     path.write_text("seen,next\nitem-3 item-4,item-9\nitem-5,item-2\n")
-    options = {"constraint_index": index, "history": "seen", "target": "next", "num_beams": 60, "cutoffs": [60]}
+    options = {"constraint_index": case.index, "history": "seen", "target": "next", "num_beams": 60, "cutoffs": [60]}
     (result,) = evaluate(case.model, path, **options, new_items=["item-9", 9], sampled_users=0).results
     assert result.new_items["num_users"] == 1
     assert result.metrics["recall@60"] > 0

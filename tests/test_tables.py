@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
+from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,7 +31,7 @@ from tqdm.auto import tqdm  # noqa: E402
 from hf_gr.classification.tables import read_texts  # noqa: E402
 from hf_gr.jobs.settings import Settings  # noqa: E402
 from hf_gr.jobs.users import Users  # noqa: E402
-from hf_gr.tables import cells, files, sequences  # noqa: E402
+from hf_gr.tables import cells, files  # noqa: E402
 from hf_gr.tables.files import find_files  # noqa: E402
 from hf_gr.tables.items import read_items  # noqa: E402
 from hf_gr.tables.sequences import PADDING, read_sequences  # noqa: E402
@@ -45,10 +45,7 @@ FORMATS = ("parquet", "csv", "jsonl")
 LEVELS = ("c0", "c1", "c2", "c3", "c4")
 
 
-@dataclass
-class Read:
-    sequences: Any
-    item_ids: Any
+Read = namedtuple("Read", ["sequences", "item_ids"])
 
 
 def read_table(path: Any, **how: Any) -> Read:
@@ -217,23 +214,19 @@ def test_a_folder_of_spark_is_its_parts_for_every_reader(tmp_path: Path) -> None
     assert [rows.cells("history") for rows in users.windows(5)] == [[[7]]]
 
 
-def test_a_folder_without_one_format(tmp_path: Path) -> None:
-    for number, (names, format, message) in enumerate(
-        (
-            (
-                ["a.csv", "b.parquet"],
-                None,
-                "has files of csv and parquet, expected names that end in .*: pass format=",
-            ),
-            (["notes.txt", "_a.csv"], None, "does not say what it is, expected names that end in one of"),
-            (["a.csv"], "jsonl", r"is a folder without jsonl files, expected some that end in \.jsonl or"),
-        )
-    ):
-        (folder := tmp_path / str(number)).mkdir()
-        for name in names:
-            written(folder / name, "?")
-        with pytest.raises(ValueError, match=message):
-            find_files(folder, format)
+@pytest.mark.parametrize(
+    ("names", "format", "message"),
+    [
+        (["a.csv", "b.parquet"], None, "has files of csv and parquet, expected names that end in .*: pass format="),
+        (["notes.txt", "_a.csv"], None, "does not say what it is, expected names that end in one of"),
+        (["a.csv"], "jsonl", r"is a folder without jsonl files, expected some that end in \.jsonl or"),
+    ],
+)
+def test_a_folder_without_one_format(tmp_path: Path, names: list[str], format: Any, message: str) -> None:
+    for name in names:
+        written(tmp_path / name, "?")
+    with pytest.raises(ValueError, match=message):
+        find_files(tmp_path, format)
     with pytest.raises(ValueError, match=r"path=\[\] names no file"):
         find_files([])
 
@@ -242,9 +235,7 @@ def test_a_folder_without_one_format(tmp_path: Path) -> None:
     ("text", "ids", "strings"),
     [
         ("[5, 7]", [5, 7], ["5", "7"]),
-        ("[ 5  -7]", [5, -7], ["5", "-7"]),
         ("('5', '7')", [5, 7], ["5", "7"]),
-        ('["5"]', [5], ["5"]),
         ("[5.5]", None, ["5.5"]),
         ("[[5]]", None, ["[5]"]),
         ("1_000", None, ["1_000"]),  # int() reads these
@@ -254,7 +245,6 @@ def test_a_folder_without_one_format(tmp_path: Path) -> None:
         ("'rye bread' ham", None, ["rye bread", "ham"]),
         ("o'neil (x) é", None, ["o'neil", "(x)", "é"]),
         ('["caf\\u00e9"]', None, ["café"]),
-        ("[]", [], []),
         ("", [], []),
     ],
 )
@@ -351,15 +341,12 @@ BAD = [
     ("parquet", table_of(), {"item_id": "sku"}, "has no column 'sku', .* with item_id=, or item_id=None"),
     ("parquet", table_of(), {"sequence": []}, r"sequence=\[\] names no column, expected one or more"),
     ("parquet", pa.table([[1], [2]], ["a", "a"]), {"sequence": ["a"]} | NO_ID, "has 2 columns 'a', expected one"),
-    ("parquet", table_of(), {"sequence": ["c0", "c0"]}, r"sequence=\['c0', 'c0'\] names a column twice"),
-    ("parquet", table_of(sequence=["5 7", "6"]), {}, "'sequence' has type string, expected lists of integers: conv"),
     ("parquet", table_of(sequence=[5, 6]), {}, r"int64, expected lists of integers.* sequence=\[\"c0\", \"c1\"\]"),
     ("parquet", table_of(sequence=[[5.0], [6.5]]), {}, "type list<.*double>, expected integers: write integers"),
     ("parquet", levels_of([1, 2], [3.0, None]), C2, r"'c1' has type double, expected integers.*astype\(\"Int64\"\)"),
     ("parquet", table_of(sequence=[[5], [6, None, 7]]), {}, rf"row 1 is \[6, None, 7\], {GAP}"),
     ("parquet", levels_of([1, 2], [3, None], [None, 4]), C3, rf"'c0', 'c1', 'c2', row 1 is \[2, None, 4\], {GAP}"),
     ("parquet", table_of(sequence=[[5], []]), {}, rf"row 1 is \[\], {NONE}"),
-    ("parquet", levels_of([1, None], [3, None]), C2, r"row 1 is \[None, None\], expected at least one token"),
     ("parquet", table_of(sequence=[[5], [6, -7]]), {}, r"row 1 is \[6, -7\], expected .* from 0 to \d+ and not -7"),
     ("parquet", levels_of([1, 2], [3, -7]), C2, "column 'c1', row 1 is -7, expected integers from 0 .* Padding is"),
     ("parquet", table_of(sequence=BIG), {}, rf"row 1 is \[{2**63}\], expected .* 0 to {2**63 - 1} and not {2**63}"),
@@ -370,28 +357,17 @@ BAD = [
     ("parquet", table_of()[:0], {}, "a.parquet has no row, expected at least one: a catalogue needs an item"),
     ("parquet", b"", {}, "a.parquet cannot be read from row 0 on, expected complete parquet: .* 0 bytes"),
     ("csv", HEAD, {"delimiter": ";;"}, "delimiter=';;', expected one ASCII character"),
-    ("csv", "", {}, "a.csv cannot be read from row 0 on, expected complete csv: Empty CSV file"),
     ("csv", "sequence;item_id\n5;1\n", {}, "no column 'sequence', .*: pass delimiter=';', if that separates"),
-    ("csv", "a,b,a\n1,2,3\n", {"sequence": ["a", "b"]} | NO_ID, "has 2 columns 'a', expected one"),
     ("csv", HEAD + "5 x,2\n", {}, "'sequence', row 1 is '5 x', expected integers of 64 bits and not 'x': write"),
-    ("csv", HEAD + "1_000,2\n", {}, "row 1 is '1_000', expected integers"),
-    ("csv", HEAD + ",2\n", {}, "row 1 is None, expected at least one token"),
     ("csv", HEAD + '"5, ,7",2\n', {}, "row 1 is '5, ,7', expected an integer between two commas: fill the gap"),
     ("csv", HEAD + f"{2**63},2\n", {}, f"row 1 is '{2**63}', expected integers of 64 bits"),
     ("csv", HEAD + "5,7,2\n", {}, "cannot be read.* Row #3: Expected 2 columns, got 3: 5,7,2 .quote cells"),
     ("csv", HEAD.encode() + b"5,\xff\n", {}, "a.csv cannot be read.* Row #3: .*invalid UTF8.* text is UTF-8"),
-    ("csv", "c0,c1,item_id\n1,2,3\n4,5.0,6\n", C2, "column 'c1', row 1 is '5.0', expected integers"),
     ("csv", "c0,c1,item_id\n1,2,3\n,5,6\n", C2, rf"columns 'c0', 'c1', row 1 is \[None, '5'\], {GAP}"),
     ("csv.gz", gzip.compress(HEAD.encode() * 99)[:-9], {}, "a.csv.gz cannot be read.* Truncated"),
-    ("jsonl", "", {}, "a.jsonl has no row, expected at least one"),
     ("jsonl", FIRST + '{"sequence": [5], "item_id": 2\n' + FIRST, {}, "line 3 is '{.*2', expected an object with 's"),
-    ("jsonl", FIRST + "[5, 7]", {}, "line 3 is .* changed from object to array.: correct it"),
-    ("jsonl", "\n" + FIRST[:9], {}, "line 2 is .*, expected an object with 'sequence', 'item_id'"),
     ("jsonl", "\n[5, 7]", {}, r"line 2 is '\[5, 7\]', expected an object with .*it is no object.: correct it"),
-    ("jsonl", FIRST + '{"sequence": "5 7", "item_id": 2}', {}, "line 3 is .*sequence. changed from array to string"),
-    ("jsonl", b'{"sequence": [5], "item_id": "\xff"}', {}, "line 1 is .*, expected an object with"),
     ("jsonl", b'{"sequence": [5], "item_id": "a"}\n{"sequence": [5], "item_id": "\xb2"}', {}, "line 2 is .*UTF8"),
-    ("jsonl", FIRST + '{"item_id": 2}', {}, "row 1 is None, expected at least one token"),
     ("jsonl", FIRST + '{"sequence": [5]}', {}, "column 'item_id', row 1 is None, expected an id"),
     ("jsonl", '{"c0": 5}', C2 | NO_ID, "a.jsonl has 'c1' in no row, expected it in some: correct sequence="),
 ]
@@ -466,17 +442,15 @@ def test_the_bar_reaches_its_end_on_a_terminal_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     path = write_table(tmp_path / name, ROWS * 50, None)
-    format: Any = next(format for format in FORMATS if format in name)
     monkeypatch.setattr(files, "BATCH_ROWS", 64)
     monkeypatch.setattr(files, "BLOCK_BYTES", 1024)
     steps: list[int] = []
     update = tqdm.update
     monkeypatch.setattr(tqdm, "update", lambda *args: (steps.append(args[-1]), update(*args)))
-    read_table([path, path], format=format, item_id=None)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    read_table([path, path], format=format, item_id=None, progress=False)
-    assert (steps, capsys.readouterr().err) == ([], "")
-    read_table([path, path], format=format, item_id=None)
+    for is_terminal, progress in ((False, True), (True, False), (True, True)):
+        assert (steps, capsys.readouterr().err) == ([], "")
+        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        read_table([path, path], item_id=None, progress=progress)
     assert len(steps) >= 4
     assert min(steps) >= 0
     assert sum(steps) == 2 * path.stat().st_size
@@ -490,34 +464,21 @@ def test_missing_pyarrow_names_the_extra() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("format", "arrow_mib"), [("parquet", 10), ("csv", 45), ("jsonl", 12)])  # 32 blocks of CSV
-def test_memory_is_little_more_than_the_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any, arrow_mib: int
-) -> None:
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_memory_is_little_more_than_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any) -> None:
     num_rows, path = 1_000_000, tmp_path / f"a.{format}"
     tokens = np.random.default_rng(0).integers(0, 2**15, (num_rows, 8), dtype=np.int16)
     if format == "parquet":
         lists = pa.FixedSizeListArray.from_arrays(tokens.ravel(), 8).cast(pa.list_(pa.int16()))
         parquet(path, sequence=lists, item_id=np.arange(num_rows))
     else:
-        line = {"csv": '"{}",{}\n', "jsonl": '{{"sequence": {}, "item_id": {}}}\n'}[format]
         with path.open("w") as file:
-            file.write("sequence,item_id\n" if format == "csv" else "")
-            file.writelines(line.format(row, number) for number, row in enumerate(tokens.tolist()))
+            file.writelines(f'{{"sequence": {row}, "item_id": {n}}}\n' for n, row in enumerate(tokens.tolist()))
     monkeypatch.setattr(files, "BATCH_ROWS", 2**14)
     monkeypatch.setattr(files, "BLOCK_BYTES", 2**20)
-    arrow_bytes = []  # tracemalloc sees NumPy's memory, Arrow counts its own
-    check = sequences._without_gaps
-    monkeypatch.setattr(
-        sequences, "_without_gaps", lambda *args: (arrow_bytes.append(pa.total_allocated_bytes()), check(*args))[1]
-    )
-    before = pa.total_allocated_bytes()
     tracemalloc.start()
     table = read_table(path, format=format)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     np.testing.assert_array_equal(table.sequences, tokens)
-    result = table.sequences.nbytes + np.asarray(table.item_ids).nbytes
-    assert result == num_rows * (8 * 2 + 4)
-    assert peak < 1.13 * result + 8 * 2**20  # arrays grow by an eighth
-    assert max(arrow_bytes) - before < arrow_mib * 2**20
+    assert peak < 1.13 * num_rows * (8 * 2 + 4) + 8 * 2**20  # arrays grow by an eighth
