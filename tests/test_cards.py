@@ -200,21 +200,15 @@ def test_a_checkpoints_python_runs(kind: str, tmp_path: Path, monkeypatch: pytes
 # Those on the Hub
 
 
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The card that transformers makes for a repository that has none."""
+def test_a_new_repository_gets_our_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of the one that transformers makes."""
 
     def load(*_: Any, **__: Any) -> Any:
-        error = EntryNotFoundError.__new__(EntryNotFoundError)
-        Exception.__init__(error, "404 Client Error")
-        raise error
+        raise EntryNotFoundError.__new__(EntryNotFoundError)
 
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub.ModelCard, "load", load)
-        return str(transformers.utils.hub.create_and_tag_model_card("me/recommender", tags=["films"]))
-
-
-def test_a_new_repository_gets_our_card(template: str, tmp_path: Path) -> None:
+        template = str(transformers.utils.hub.create_and_tag_model_card("me/recommender", tags=["films"]))
     assert not cards.is_template(template.replace("[More Information Needed]", "Films of 1998.", 1))
     model = decoder()
     model.generation_config.constraint_index = "."

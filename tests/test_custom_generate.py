@@ -30,11 +30,30 @@ PROMPT = [[3, 11, 20], [7, 15, 21]]
 BEAMS = {"num_beams": 4, "num_return_sequences": 4}
 FILE = "custom_generate/generate.py"
 
+
+def call(**arguments: Any) -> dict[str, Any]:
+    return {"prompt": PROMPT, **BEAMS, **arguments}
+
+
+def answers(model: Any, calls: list[dict[str, Any]]) -> list[Any]:
+    """The results of calls, as JSON has them."""
+    made: list[Any] = []
+    for arguments in calls:
+        arguments = dict(arguments)
+        out = model.generate(torch.tensor(arguments.pop("prompt")), **arguments)
+        is_output = hasattr(out, "sequences")
+        made.append([out.sequences.tolist(), out.sequences_scores.tolist()] if is_output else out.tolist())
+    return made
+
+
 # Reads what to do, and writes what came of it. It must not name the library.
-COLLEAGUE = """
+COLLEAGUE = f"""
+from __future__ import annotations
 import json, sys
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+{inspect.getsource(answers)}
 
 library = "hf" + "_gr"
 results = []
@@ -44,35 +63,13 @@ for job in json.load(open(sys.argv[1])):
     elif sys.modules.get(library, library) is None:
         del sys.modules[library]
     try:
-        auto = {"decoder": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}[job["kind"]]
-        model = auto.from_pretrained(job["repo"], **job["load"])
-        answers = []
-        for call in job["calls"]:
-            out = model.generate(torch.tensor(call.pop("prompt")), **call)
-            if hasattr(out, "sequences"):
-                answers.append([out.sequences.tolist(), out.sequences_scores.tolist()])
-            else:
-                answers.append(out.tolist())
-        results.append({"answers": answers, "knows": library in sys.modules})
+        auto = AutoModelForSeq2SeqLM if job["kind"] == "t5" else AutoModelForCausalLM
+        found = answers(auto.from_pretrained(job["repo"], **job["load"]), job["calls"])
+        results.append({{"answers": found, "knows": library in sys.modules}})
     except Exception as error:
-        results.append({"error": f"{type(error).__name__}: {error}"})
+        results.append({{"error": f"{{type(error).__name__}}: {{error}}"}})
 json.dump(results, open(sys.argv[2], "w"))
 """
-
-
-def call(**arguments: Any) -> dict[str, Any]:
-    return {"prompt": PROMPT, **BEAMS, **arguments}
-
-
-def answers(model: Any, calls: list[dict[str, Any]]) -> list[Any]:
-    """What the colleague's script writes, of a model in this process."""
-    made: list[Any] = []
-    for arguments in calls:
-        arguments = dict(arguments)
-        out = model.generate(torch.tensor(arguments.pop("prompt")), **arguments)
-        is_output = hasattr(out, "sequences")
-        made.append([out.sequences.tolist(), out.sequences_scores.tolist()] if is_output else out.tolist())
-    return made
 
 
 def ask_colleague(folder: Path, jobs: list[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:

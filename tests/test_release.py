@@ -93,11 +93,6 @@ def test_badges_say_what_is_declared() -> None:
     assert {badge.partition("-")[0]: badge.partition("-")[2].rpartition("-")[0] for badge in badges} == said
 
 
-@pytest.mark.parametrize("template", ["bug_report", "feature_request"])
-def test_issue_templates_ask_for_the_environment(template: str) -> None:
-    assert "`hf-gr env`" in str(yaml.safe_load(read(f".github/ISSUE_TEMPLATE/{template}.yml")))
-
-
 def test_the_api_reference_has_every_public_name() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (GITHUB / "mkdocs" / "docs" / "api").glob("*.md"))
     assert [name for name in hf_gr.__all__ if f"::: hf_gr.{name}\n" not in pages] == []

@@ -56,7 +56,7 @@ def evaluate(
     if plot is not None:  # before any long work
         if not plot.absolute().parent.is_dir():
             raise ValueError(f"plot={str(plot)!r}, expected an existing folder: {plot.parent} is none")
-        from hf_gr.files.figures import check_format  # needs matplotlib
+        from hf_gr.jobs.plot import check_format  # needs matplotlib
 
         check_format(plot, "plot")
     quiet_libraries()

@@ -8,25 +8,34 @@ Models differ in line style, marker and colour, so that they can be told apart w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_gr.files.figures import DARK, GREEN, ORANGE, PURPLE, RESOLUTION, TEXT, Chart, check_format, finish
 from hf_gr.files.text import printable
 
 from .metrics import metric_names
+
+try:
+    # No pyplot: a separate figure draws with Agg, opens no window, and does not change the program's settings.
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+except ImportError as error:
+    raise ImportError('a plot (--plot) needs matplotlib: pip install "hf-gr[plot]"') from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from .results import BeamResult, Evaluation, Result
 
+TEXT, LINES = "#22282e", "#e3e6e9"
+FORMATS = (".png", ".svg", ".pdf")  # those that documentation and --help name
 STYLES = (
-    ("-", "o", DARK),
-    ("--", "s", ORANGE),
-    (":", "^", GREEN),
-    ("-.", "D", PURPLE),
+    ("-", "o", "#2f6690"),
+    ("--", "s", "#d9822b"),
+    (":", "^", "#3a7d44"),
+    ("-.", "D", "#7b4f9d"),
     ((0, (6, 1, 1, 1, 1, 1)), "v", TEXT),
 )
 BASELINE_STYLES = ((0, (1, 3)), (0, (8, 4)))  # lines without markers
@@ -41,6 +50,27 @@ class Line(NamedTuple):
     name: str
     results: Sequence[BeamResult]
     style: dict[str, Any]
+
+
+class Chart(Figure):
+    """A figure with a headline, which a notebook shows although pyplot does not know it."""
+
+    def __init__(self, size: tuple[float, float], headline: str) -> None:
+        super().__init__(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.06), facecolor="white")
+        self.suptitle(headline, x=0.005, ha="left", fontsize=12, color=TEXT, parse_math=False)
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.savefig(file, format="png", dpi=90)
+        return file.getvalue()
+
+
+def check_format(path: str | Path, argument: str) -> None:
+    """Refuse a suffix that is no format, before there is anything to draw."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"{argument}={str(path)!r}, expected a name that ends in one of {', '.join(FORMATS)}: rename it"
+        )
 
 
 def draw(found: Evaluation, path: str | Path | None, *, metric: str | None) -> Chart:
@@ -64,7 +94,7 @@ def draw(found: Evaluation, path: str | Path | None, *, metric: str | None) -> C
     how: dict[str, Any] = {"ncols": 4, "frameon": False, "fontsize": 9, "labelcolor": TEXT, "handlelength": 4}
     chart.legend(*right.get_legend_handles_labels(), loc="outside lower center", **how)
     if path is not None:
-        chart.savefig(path, dpi=RESOLUTION)
+        chart.savefig(path, dpi=150)
     return chart
 
 
@@ -91,7 +121,7 @@ def _draw_by_beams(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result
         axes.errorbar(beams, *_values(line.results, metric), **line.style)
     _draw_baselines(axes, baselines, metric)
     ticks = sorted({result.num_beams for line in lines for result in line.results})
-    finish(axes, f"{metric} by beams", "beams")
+    _finish(axes, f"{metric} by beams", "beams")
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(number) for number in ticks])
     axes.minorticks_off()
@@ -106,7 +136,7 @@ def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
     for place, (result, style) in enumerate(rows):
         values, bounds = _values([result], metric)
         axes.errorbar(values, [place], xerr=bounds, **style | {"linestyle": "none"})
-    finish(axes, metric, metric)
+    _finish(axes, metric, metric)
     axes.set_yticks(range(len(rows)), [_short(result.label) for result, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.margins(x=0.1)
@@ -128,7 +158,7 @@ def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
             axes.annotate(f"{result.num_beams}", (x, y), **how)
     _draw_baselines(axes, baselines, metric)
     unit = f"milliseconds, {'one user alone' if is_alone else 'a user in a batch'}"
-    finish(axes, f"{metric} by latency; numbers are beams", unit)
+    _finish(axes, f"{metric} by latency; numbers are beams", unit)
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, 1.12 * longest)
@@ -150,3 +180,14 @@ def _values(results: Sequence[Result], metric: str) -> tuple[list[float], Any]:
     # Percentiles of resamples may leave out the mean of few users.
     below, above = [max(0.0, value - low) for value, (low, _) in pairs], [max(0.0, high - v) for v, (_, high) in pairs]
     return values, [below, above]
+
+
+def _finish(axes: Axes, title: str, label: str) -> None:
+    """Title, name of the x axis, a pale grid, and no frame but the x axis."""
+    axes.set_title(title, loc="left", fontsize=11, color=TEXT)
+    axes.set_xlabel(label, color=TEXT)
+    axes.grid(color=LINES)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=TEXT, length=0, labelsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(TEXT)

@@ -3,15 +3,14 @@
 """Damaged and forged files: each is refused by a `ValueError` that names it, or loads as what was saved.
 
 Damage is any change of bytes. A forgery has valid digests: a head is refused, or it is a sound file of something else,
-as it could have been saved; an index may be anything, since its digests alone are compared. Formats without digests
-(recipes, tables) are read anew by a slow twin.
+as it could have been saved; an index may be anything, since its digests alone are compared. Tables
+have no digests: what is built of them holds together.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_gr import ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
+from hf_gr import ConstraintIndex, DraftHead, DraftHeadConfig
 from hf_gr.catalogue import storage
 from hf_gr.commands.index_input import compile_index
 from hf_gr.files import draft_head as head_files
@@ -273,48 +272,7 @@ def check_sound(head: DraftHead) -> None:
         assert all(logits.isfinite().all() for logits in head(hidden, tokens))
 
 
-# What the command line reads: no digests, so a slow twin reads it, too
-
-
-def built(path: Path, **options: Any) -> Any:
-    """The index that `hf-gr index build` makes; None for a refusal."""
-    return refusal(path, lambda: compile_index([path], format=None, labels=False, given=options))
-
-
-def test_semantic_ids_are_refused_or_read(fuzz: Any, folder: Path) -> None:
-    path = folder / "recipe.json"
-    for case in fuzz:
-        rng = case.rng
-        codes = rng.integers(0, 9, (int(rng.integers(1, 12)), 3)).tolist()
-        spell = (
-            lambda row: row,
-            lambda row: "-".join(map(str, row)),
-            lambda row: [f"<{level}_{code}>" for level, code in zip("abc", row, strict=True)],
-        )[int(rng.integers(3))]
-        recipe: Any = [spell(row) for row in codes]
-        if rng.random() < 0.7:
-            recipe = {str(number * 3): row for number, row in enumerate(recipe)}
-        whole = json.dumps(recipe).encode()
-        for _ in range(PER_CASE):
-            data = damaged(rng, whole, whole) if rng.random() < 0.6 else json.dumps(altered(rng, recipe)).encode()
-            path.write_bytes(data)
-            ids = refusal(path, lambda: SemanticIds.from_json(path, offset=0))
-            fuzz.count(files=1, refused=int(ids is None))
-            if ids is not None:
-                read = json.loads(data)
-                values = list(read.values() if isinstance(read, dict) else read)
-                assert [list(ids.codes_of(item)) for item in ids.item_ids] == [_codes(value) for value in values], data
-
-
-def _codes(value: Any) -> list[int]:
-    """The codes of one item, straight from the documentation."""
-    if isinstance(value, str):
-        separated = re.fullmatch(r"\d+(([-_,; |])\d+(\2\d+)*)?", value, re.ASCII)
-        value = re.split("[-_,; |]", value) if separated else re.findall(r"<._\d+>|\d+", value)
-    codes = [int(re.sub(r"\D", "", part)) if isinstance(part, str) else part for part in value]
-    while codes[-1] == -1:  # fills up
-        codes.pop()
-    return codes
+# What the command line reads
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
@@ -338,7 +296,9 @@ def test_tables_are_refused_or_read(fuzz: Any, ending: str, folder: Path) -> Non
         whole = path.read_bytes()
         for _ in range(PER_CASE):
             path.write_bytes(damaged(rng, whole, whole))
-            index = built(path, eos_token_id=100)
+            index = refusal(
+                path, lambda: compile_index([path], format=None, labels=False, given={"eos_token_id": 100})
+            )
             fuzz.count(files=1, refused=int(index is None))
             if index is not None:
                 _check_catalogue(index)
