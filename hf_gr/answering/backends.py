@@ -26,7 +26,7 @@ def backend_of(model: Any) -> Backend:
 
 
 def backend_for(model: Any, backend: str = "auto", given: Mapping[str, Any] | None = None) -> Backend:
-    """The framework of a model: a loaded model's own, or for a name the one that is asked for.
+    """The framework of a model: a loaded model's own, or for a name the requested one.
 
     `given` are other options of the call: with `"auto"`, an option that only one framework has decides.
 

@@ -40,7 +40,7 @@ class _Search:
     logits: Float[Array, "batch nodes vocab"]  # after each
     cache: ScorerCache  # the draft model's, with a slot for each node of each level
     depths: Int[Array, " batch"]  # tokens of the nodes of each row
-    is_on: Bool[Array, " batch"]  # the rows that search on
+    is_on: Bool[Array, " batch"]  # the rows whose search continues
     draft: Draft  # what has been drafted
 
 
@@ -124,7 +124,7 @@ class ModelDrafter:
         *,
         at_root: bool,
     ) -> Draft:
-        """Drafts for the rows that are on; those of others stay."""
+        """Drafts for the rows whose search continues; those of other rows stay."""
         num_steps, width = self._steps(at_root=at_root), self._width(at_root=at_root)
         start = num_steps * width
         if at_root:  # all beams are the prompt's end

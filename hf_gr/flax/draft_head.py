@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft head: semantic IDs from the hidden states of one prefill, without another call of the model. Knows no trie.
 
-The prompt ends with placeholders, one a level. Their hidden states tell the head where it is, a recurrent state what
-it has chosen so far:
+The prompt ends with placeholders, one a level. Their hidden states give the head its position, a recurrent state
+what it has chosen so far:
 
     s_1 = h_0;  p_l = logit_head_l(h_l + s_l);  s_{l+1} = transition_l(s_l, embedding_l(t_l))
 
@@ -199,7 +199,7 @@ class HeadScorer:
     def begin(
         self, params: Params, hidden: Float[Array, "batch positions hidden"]
     ) -> tuple[Float[Array, "batch codes"], HeadCache]:
-        """The same from hidden states of the prompt's last token and of the placeholders, which somebody else read."""
+        """The same from given hidden states of the prompt's last token and of the placeholders."""
         hidden = hidden.astype(params["head"]["logit_heads.0.weight"].dtype)
         return self._logits(params, hidden, hidden[:, :1], level=0)[:, 0], HeadCache(hidden)
 
@@ -281,7 +281,7 @@ class HeadScorer:
         return Prompt(tokens, mask)
 
     def _columns(self, params: Params, tokens: Int[Array, "*shape"], *, level: int) -> Int[Array, "*shape"]:
-        """The places of tokens among a level's codes; some place for what is none of them."""
+        """The places of tokens among a level's codes; an arbitrary place for a token that is none of them."""
         columns = params["head"][f"columns_{level}"]
         return columns[jnp.clip(tokens, 0, len(columns) - 1)]
 
@@ -298,7 +298,7 @@ class HeadScorer:
         *,
         level: int,
     ) -> Float[Array, "batch nodes codes"]:
-        """What may follow upon states of a level: equation 2; `-inf` where a level has fewer codes than another."""
+        """The logits of the codes that follow states of a level: equation 2; `-inf` beyond the level's own codes."""
         head = params["head"]
         if self.config.use_placeholders:
             placeholder = hidden[:, level + 1, None]

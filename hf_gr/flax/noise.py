@@ -36,7 +36,7 @@ Bits = tuple[Array, Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Noise:
-    """What all draws of a call come from."""
+    """The source of all random draws of a call."""
 
     seeds: UInt32[HostOrDevice, "batch 2"]  # of every prompt, in halves
 

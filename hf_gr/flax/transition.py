@@ -67,7 +67,7 @@ class Children:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceCatalogue:
-    """What may be generated for a batch. A state is a node of the trie; the root is 0."""
+    """The sequences that may be generated for a batch. A state is a node of the trie; the root is 0."""
 
     trie: DeviceTrie  # the trie
     alive: tuple[tuple[Int[Array, " _"], ...], ...]  # by level from 1, by rule: one bit a node, 32 in each number

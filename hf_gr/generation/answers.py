@@ -25,7 +25,7 @@ class WithItems:
         """For every row of `sequences`, the items that it stands for; None where no catalogue was given.
 
         Like `index.items` of the generated tokens, with the call's views and `exclude_items`, in the catalogue as it
-        was at the call. Found at the first use, which waits for the device; a padding row has none.
+        was at the call. Computed on first use, which waits for the device; a padding row has none.
         """
         if self._answered is not None:
             rules, start = self._answered

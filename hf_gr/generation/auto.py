@@ -70,12 +70,12 @@ class AutoModelForGenerativeRetrieval:
 
         Raises:
             ImportError: a backend that is not installed; the message names what to install.
-            NotImplementedError: an architecture, or a config field, that Flax does not have, and nothing but Flax may
-                load it.
+            NotImplementedError: an architecture or a config field that Flax does not support, and only Flax may load
+                it.
             OSError: neither a folder nor reachable on the Hub; else as in transformers, and if the Hub does not say
                 whether there is a draft head.
-            ValueError: an unknown backend; arguments that Flax does not take, and nothing but Flax may load it; one of
-                a draft head's two files without the other, or a head that cannot be read or belongs to another model.
+            ValueError: an unknown backend; arguments that Flax does not take, and only Flax may load it; one of a
+                draft head's two files without the other, or a head that cannot be read or belongs to another model.
         """
         with naming_model(repo_or_dir, "repo_or_dir"):
             return _dispatch("load", backend, _OF_LOADING, (repo_or_dir, *args), kwargs)
@@ -92,7 +92,7 @@ class AutoModelForGenerativeRetrieval:
         Raises:
             ImportError: as for `from_pretrained`.
             NotImplementedError: as for `from_pretrained`.
-            ValueError: an unknown backend; arguments that Flax does not take, and nothing but Flax may make it.
+            ValueError: an unknown backend; arguments that Flax does not take, and only Flax may make it.
         """
         return _dispatch("from_config", backend, _OF_CONFIG, (config,), kwargs)
 
@@ -117,7 +117,7 @@ class _OnlyTorchs(ValueError):
 
 
 def _dispatch(name: str, backend: str, taken: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of a backend's; what Flax cannot do PyTorch does, unless somebody insists on Flax."""
+    """Call a backend's function; what Flax cannot do, PyTorch does, unless the caller asks for Flax."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
     if (choose_backend() if backend == "auto" else backend) == "flax":

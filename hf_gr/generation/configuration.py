@@ -23,7 +23,7 @@ class Verification:
 
     # Beams are drawn, and drafted samples are accepted by the ratio of both models' probabilities.
     samples: bool = False
-    by_head_alone: bool = False  # the head's own search is the answer; no call of the model after the prefill
+    by_head_alone: bool = False  # the head's own search is the answer; the model is not called after the prefill
     # Given L levels, how many of the first ones are not constrained to the catalogue.
     unchecked_levels: Callable[[int], int] = lambda num_levels: 0
     is_narrow: bool = False  # each beam keeps its `num_beams` best tokens (NEZHA, algorithm 3, line 19)
@@ -53,32 +53,32 @@ class GRGenerationConfig(GenerationConfig):
     """A generation configuration that also names a catalogue.
 
     It is saved as `generation_config.json` like any other, and a checkpoint with it still loads in plain transformers.
-    In the file our fields are one object, `"hf_gr"`: were they fields of the config, plain transformers would accept
+    In the file our fields are one object, `"hf_gr"`: if they were top-level fields, plain transformers would accept
     `generate(constraint_index=...)` and ignore it, instead of refusing an unknown argument.
 
     Args:
         constraint_index: repository id or folder of the checkpoint's `ConstraintIndex`; `"."` is the checkpoint
             itself.
-        drafting: what proposes nodes to score ahead, together with the live beams, so that one forward decides
+        drafting: what drafts nodes, which are scored together with the live beams, so that one forward decides
             several levels:
 
             - None: nothing, unless `generate` is given an `assistant_model`;
             - `"trie"`: the catalogue. Wherever the beams have at most `draft_token_budget` legal continuations, level
-              by level, all of them are scored: nothing can be missing, so results are the same as without a draft.
+              by level, all of them are scored: none can be missing, so results are the same as without a draft.
               Levels without alternatives are always included. The prompt's own forward scores the first levels that
               fit.
             - `"auto"`: whichever is expected to be the fastest of no draft, the catalogue, the checkpoint's draft head
               (if it fits the catalogue) and `assistant_model` (if given); answers are the same. The first call of a
-              kind times a narrow and a wide forward (eight forwards and a prefill, once); they and the catalogue's
-              widths decide what drafts, and how many nodes. `out.speculation.chosen` names it. Half of the levels that
-              a model or head drafts are expected to be accepted. Calls are of one kind if model and number of
-              beams are the same, and numbers of prompts within a factor of two: one call of each kind before traffic
-              has all timed. With `verification="relaxed"`, where answers depend on the draft, a given
+              kind times a narrow and a wide forward (eight forwards and a prefill, once); these times and the
+              catalogue's widths decide what drafts, and how many nodes. `out.speculation.chosen` names it. Half of the
+              levels that a model or head drafts are assumed to be accepted. Calls are of one kind if they have the
+              same model and beams, and numbers of prompts within a factor of two: make one call of each kind before
+              traffic. With `verification="relaxed"`, where answers depend on the draft, a given
               `assistant_model` always drafts, and a head never. With `synced_gpus` nothing is timed or drafted.
             - `"assistant"`: the draft model `assistant_model`, which searches the same catalogue with
               `num_draft_beams` beams; once the remaining levels fit the budget, the catalogue takes over. Its first
-              nodes are scored in the prompt's own forward: if all are right, there is no other one. With relaxed
-              verification it begins after the first level.
+              nodes are scored in the prompt's own forward: if all are accepted, no other forward is needed. With
+              relaxed verification it begins after the first level.
             - `"head"`: the checkpoint's draft head (`model.add_draft_head`), which continues from one prefill of the
               prompt and its placeholders. By default it also decides (`verification="catalogue"`, NEZHA): the model is
               not called again. With `"strict"` or `"relaxed"` it drafts like a draft model, after that prefill.
@@ -95,19 +95,19 @@ class GRGenerationConfig(GenerationConfig):
             `"last_level"`, the paper's form: beams are unconstrained, each keeps its `num_beams` best tokens, and only
             complete sequences are checked, so fewer than requested may remain; and `"none"`, where answers need not be
             items. Both need sequences of one length. By default `"strict"`, with a head `"catalogue"`.
-            Strict verification loses nothing when sampling, either: drafts follow the model's own noise (`seed`).
-            Relaxed answers are only close to the model's own samples: with as many draft beams as beams few drafts
-            are accepted, with more the answers move towards the draft model's (numbers: RESULTS.md).
+            Strict verification is exact when sampling, too: drafts use the model's own noise (`seed`). Relaxed answers
+            only approximate the model's own samples: with as many draft beams as beams, few drafts are accepted; with
+            more, the answers move towards the draft model's (numbers: RESULTS.md).
         num_draft_beams: beams of the draft model or head, at least `num_beams`; by default twice as many, or as many
             if relaxed.
         draft_token_budget: the most nodes that the catalogue drafts for one forward, per row, less those that the
             draft model drafts for it (as many as beams are always allowed); by default 512, or what keeps the logits
             of all rows under 256 MB. If no level fits the budget, decoding is plain: `out.speculation` tells.
-        num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. Nothing after
-            the end of the catalogue's sequences is drafted.
-        forced_eos_token_id: transformers' own; counts if it is the catalogue's end token. In the longest sequences
-            that token then has score 0, if `max_new_tokens` is omitted or their length.
-        kwargs: everything that `transformers.GenerationConfig` takes.
+        num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. It never drafts
+            beyond the end of the catalogue's sequences.
+        forced_eos_token_id: transformers' own; used only if it is the catalogue's end token. In the longest sequences
+            that token then has score 0, if `max_new_tokens` is omitted or equals their length.
+        kwargs: the other arguments of `transformers.GenerationConfig`.
 
     Raises:
         ValueError: a value that is not listed above.

@@ -40,7 +40,7 @@ BY_VALUE = {"masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fill_":
 
 
 class CannotCapture(RuntimeError):
-    """What a graph cannot contain: the host waits for the device, or copies memory to it."""
+    """A graph cannot contain this: the host waits for the device, or copies memory to it."""
 
 
 class Uncaptured:
@@ -48,7 +48,7 @@ class Uncaptured:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While it is entered no other program of the device runs, or will run before what is enqueued meanwhile."""
+        """Inside it no other program of the device runs, nor can run before the work that is enqueued inside."""
         with _TURN:
             yield
 
@@ -158,7 +158,7 @@ def _without_collection() -> Iterator[None]:
 
 
 class Rehearsal(TorchDispatchMode):
-    """Refuses, in a warm-up, what would break a capture off: a broken one leaves the allocator in an unknown state."""
+    """In a warm-up, refuses operations that would abort a capture, which leaves the allocator in an unknown state."""
 
     def __init__(self, device: str) -> None:
         super().__init__()

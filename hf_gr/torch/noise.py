@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise of candidates, a hash of a prompt's seed and the candidate's tokens. Knows no generator, no trie.
 
-Whoever asks for the noise of a candidate gets the same: the target and its draft, a batch and a row alone, a catalogue
-before and after an update, PyTorch and Flax. `reference_gumbel` of `tests/reference.py` is the same in plain integers.
+A candidate's noise is always the same: for the target and its draft, in a batch and alone, before and after an update
+of the catalogue, in PyTorch and Flax. `reference_gumbel` of `tests/reference.py` is the same in plain integers.
 
 A prefix has 64 bits: those of the prefix before it seed SplitMix64, of which its last token picks an output. A
 candidate has 32: both halves of those of its prefix, and its token, through an affine map and a mixer. That is cheaper
@@ -38,7 +38,7 @@ LARGEST = 1 - 2.0**-24  # below 1 in fp32
 
 @dataclass(frozen=True)
 class Noise:
-    """What all draws of a call come from: the seeds of every prompt."""
+    """The source of all random draws of a call: the seeds of every prompt."""
 
     seeds: Int[Tensor, " batch"]
 

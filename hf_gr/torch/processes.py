@@ -100,9 +100,9 @@ class Processes:
             return gather_object([value])
 
     def by_all(self, work: Callable[[], Any], *, after_failure: Callable[[], None] = lambda: None) -> list[Any]:
-        """The results of a function that every process calls, in order; if one fails, an error in each, there its own.
+        """The results of a function that every process calls, in order; if one fails, all raise, it its own error.
 
-        `after_failure` is what the main process does then, once none works any more.
+        `after_failure` is then called by the main process, once no process is working.
         """
         value: Any = None
         failure: Exception | None = None

@@ -98,7 +98,7 @@ class Frontier:
 
     @property
     def legal(self) -> Children:
-        """The children of the beams; looked up once, when somebody asks."""
+        """The children of the beams; looked up once, on first use."""
         if self._legal is None:
             self._legal = children(self.beams.states, self.catalogue, level=self.level)
         return self._legal

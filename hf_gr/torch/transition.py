@@ -46,7 +46,7 @@ class Children:
 
 @dataclass(frozen=True)
 class DeviceCatalogue:
-    """What may be generated for a batch. A state is a node of the trie; the root is 0.
+    """The sequences that may be generated for a batch. A state is a node of the trie; the root is 0.
 
     `alive` has by level from 1 one bit a node for every rule, `hidden` nodes hidden from each request, sorted,
     padded with the root. An illegal one of the `unchecked` tokens, which may follow anything on the first levels,

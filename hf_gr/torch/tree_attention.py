@@ -3,9 +3,9 @@
 """Attention of tree nodes in two parts: over the prompt that they share, and over each node's own ancestors.
 
 The prompt's keys are read once for all nodes: these, and the query heads of a key head, are folded into one axis, and
-keys are never copied nor repeated; a node's few ancestors are gathered. Each part tells its weight, the log-sum-exp of
-its scores, by which they are merged. Few nodes, and all on a device, attend to all keys at once instead, under a mask
-that is made once a forward, by PyTorch's own function, which chooses a kernel. Knows no trie and no model.
+keys are never copied nor repeated; a node's few ancestors are gathered. Each part returns the log-sum-exp of its
+scores, by which the parts are merged. A few nodes, or any number on a device, attend to all keys at once instead,
+with a mask made once per forward, by PyTorch's own function, which chooses a kernel. Knows no trie and no model.
 `Tree.attention_mask` is the slow twin.
 
 Source: xGR, section 5 (shared and unshared keys, one partial result each, merged by their softmax statistics), with
@@ -76,7 +76,7 @@ def tree_attention(
     window: int | None = None,  # how far back a node sees, itself included; None for everything
     softcap: float | None = None,  # the bound that a tanh puts on scores (Gemma 2)
 ) -> Float[Tensor, "batch nodes heads value_width"]:
-    """What every node makes of the prompt's real tokens, its ancestors and itself.
+    """The attention output of every node over the prompt's real tokens, its ancestors and itself.
 
     Example:
         >>> tree = Tree(torch.tensor([[[0], [1]]]), 2)  # two nodes below a prompt
@@ -128,7 +128,7 @@ def _attend(
     """`softmax(scale * query @ key.T + bias) @ value`, and the log-sum-exp of the same scores, at least in float32."""
     if softcap is None and query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
         if query.dtype == key.dtype == value.dtype and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
-            # What scaled_dot_product_attention calls, and keeps the weight to itself.
+            # scaled_dot_product_attention calls this, but does not return the log-sum-exp.
             attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
             return attend(query, key, value, attn_mask=bias, scale=scale)
     return _by_products(query, key, value, bias, scale, softcap)

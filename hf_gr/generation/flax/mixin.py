@@ -61,7 +61,7 @@ class FlaxGenerationMixin:
                 `[paths, length]` integers: the last column is the last token, the prompt (an encoder-decoder's first
                 tokens) comes before the generated ones, and -1, in front, is no token (padding, too). The length is
                 the same at every step: that of the prompt's bucket and the most new tokens' together. `scores` are
-                `[paths, vocab]` in fp32: log-probabilities of beams, else logits; `-inf` for what must not come.
+                `[paths, vocab]` in fp32: log-probabilities of beams, else logits; `-inf` for forbidden tokens.
                 Functions are traced into the program: no prints, no side effects, arrays of fixed shapes; a new
                 function object, such as a lambda written in the call, is a new program.
             stopping_criteria: functions `(tokens, None) -> booleans [paths]`, likewise: which paths are complete.
@@ -95,8 +95,8 @@ class FlaxGenerationMixin:
         model's shape; the buckets of prompt (32, 48, 64, 96, 128, ... tokens) and batch (powers of two, for each
         device along "data"); the options but `length_penalty` and the numbers of warpers; the draft model; functions;
         the length of `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two; and
-        the most prefixes that exclusions hide from one row: none, up to 16, up to 64, ... A catalogue that has grown
-        beyond the room of its arrays, at most an eighth of what they hold, needs another program, too.
+        the most prefixes that exclusions hide from one row: none, up to 16, up to 64, ... A catalogue that outgrows
+        its arrays, whose spare room is at most an eighth, needs another program, too.
 
         To compile before the first request, call `generate` once for every bucket; with
         `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled, as

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings our attention into transformers' models, whatever they were loaded with. Knows no prompts and no beams.
 
-Forwards of tree nodes carry an argument, which models of transformers hand on to their attention function. Registered
-under its own name, each of these functions is wrapped once: with that argument `hf_gr.torch.tree_attention` answers,
-without it the function itself, so the prompt is computed by what the user chose (FlashAttention included), and other
-threads and other models notice nothing. "eager" is no registered function, but each model's own: it keeps to masks.
+Forwards of tree nodes carry an argument, which transformers' models pass on to their attention function. Each
+registered function is wrapped once, under its own name: calls with that argument go to `hf_gr.torch.tree_attention`,
+all others to the function itself. So prompts use the attention that the user chose (FlashAttention included), and
+other threads and models are not affected. "eager" is not registered but each model's own function: it uses masks.
 
 Source: xGR, section 5.
 """
@@ -27,7 +27,7 @@ from hf_gr.torch.tree_attention import TreeAttention, tree_attention
 from .models import decoder_config
 
 ARGUMENT = "hf_gr_tree"
-# What changes a result and ours does not know: learned sinks, biases by position, pruned heads.
+# Features that our attention lacks: learned sinks, biases by position, pruned heads.
 FOREIGN = frozenset(["s_aux", "position_bias", "head_mask"])
 
 _LOCK = threading.Lock()

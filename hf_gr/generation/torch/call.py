@@ -108,7 +108,7 @@ class Call(BaseCall):
         angles = call._changing_angles()
         is_ours = several is None and call._is_ours(angles)
         if is_ours and angles == "dynamic" and any(draft.scores_ahead for draft in call.drafts.values()):
-            # Nodes read ahead would turn the others by angles of a longer sequence.
+            # Nodes read ahead would give the others the rotary angles of a longer sequence.
             say_once("rope_type='dynamic', for more tokens than max_position_embeddings: decoding without a draft")
             call = replace(call, drafts={None: KINDS[None](model, config)})
         given = vars(config) | {"seed": shared["seed"], "generator": generator}
@@ -251,7 +251,7 @@ class Call(BaseCall):
 def _refuse(
     model: Any, generation_config: Any, kwargs: dict[str, Any], passed_on: Mapping[str, Any], generator: Any
 ) -> None:
-    """Refuse what a forward over all beams of a prompt cannot give; a checkpoint's own wishes are ignored."""
+    """Refuse outputs that a forward over all beams cannot give; the same wishes of a checkpoint are ignored."""
     if kwargs.pop("custom_generate", None) is not None:
         raise ValueError(
             "custom_generate is given, expected None: with constraint_index this model decodes by hf_gr's own loop"

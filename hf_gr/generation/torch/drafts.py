@@ -251,7 +251,7 @@ KINDS: Mapping[str | None, type[Draft]] = {
 
 
 def draft_of(drafts: Mapping[str | None, Draft], prepared: Prepared) -> Draft:
-    """The draft of a call, of several the fastest; no process of several may decide otherwise than the others."""
+    """The draft of a call, of several the fastest; all processes of a run must choose the same."""
     name, draft = next(iter(drafts.items()))
     if draft.config.drafting != "auto":
         return draft

@@ -103,8 +103,8 @@ def prefilled(
 def layout_of(model: Any) -> How | None:
     """How a model takes nodes; None if it does not.
 
-    Where masks can be taken, they are in training mode, since our attention has no dropout, and by a patched forward:
-    a user's may read them, and torch.compile traces ours anew for every size, if it can at all.
+    Masks are used, where possible, in training mode, since our attention has no dropout, and with a patched forward:
+    a user's forward may read them, and torch.compile retraces ours for every size, if it can at all.
     """
     config = decoder_config(model)
     known = _KNOWN.setdefault(model, {})
@@ -122,7 +122,7 @@ def layout_of(model: Any) -> How | None:
 
 
 def _ways(model: Any, config: Any) -> Iterator[How]:
-    """What nothing in a model's signature or config rules out, the faster way first."""
+    """The layouts that a model's signature and config do not rule out, fastest first."""
     kinds = set(layer_types(config))
     if model.config.is_encoder_decoder:
         if has_dynamic_cache(model) and takes_masks(model) and kinds == {"full_attention"} and takes_positions(model):
@@ -193,7 +193,7 @@ def _agrees(model: Any, how: How) -> bool:
 
 
 def ordinary_tokens(model: Any, count: int) -> Tensor:
-    """Tokens without a meaning to the model, if it has any: padding would move positions, placeholders need images."""
+    """Tokens with no special meaning, if there are any: padding would move positions, placeholders need images."""
     configs = (model.generation_config, model.config, decoder_config(model))
     is_ordinary = torch.ones(configs[-1].vocab_size, dtype=torch.bool)
     is_ordinary[[token for token in special_tokens(*configs) if token < len(is_ordinary)]] = False

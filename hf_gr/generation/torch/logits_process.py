@@ -47,15 +47,15 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     generations at a time, in any order. Without either, it remembers the prompt of the first call; a call that does
     not continue from there, at most one token further than the previous call, begins a new generation. Generations
     then run one at a time: greedy, sampled, with beams or assisted. A new prompt that extends the last one, but not
-    beyond where its answer ended (the next turn of a conversation), fools it: pass the length there, for generations
-    in several threads, and on a device on which comparing prompts must not wait.
+    beyond where its answer ended (as a next turn of a conversation may), is mistaken for a continuation. Pass the
+    length in that case, with several threads, and on a device that must not synchronise to compare prompts.
 
     With `separator` an answer is several labels, each at most once: the separator may replace a label's end token
     while another label is left. `items` splits such answers. Labels of `from_labels` include the space before them, so
     that `","` writes "Sports, Science".
 
-    Where a row has fewer sequences than beams, transformers fills it with copies, whose scores are that very low
-    number (`generate(constraint_index=...)` gives padding rows of score `-inf`).
+    Where a row has fewer sequences than beams, transformers fills it with copies that have that very low score
+    (`generate(constraint_index=...)` gives padding rows of score `-inf`).
 
     Args:
         index: the catalogue as it is now, or a list of one for each prompt (views of one index); several rows per
@@ -158,7 +158,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
         Returns:
             A list for each row. An answer of several labels that a length limit cut off, before its end token, has
-            none: what is left of its last label may be another label.
+            none: its truncated last label may be another label.
 
         Raises:
             ValueError: tokens that are not integers, or a wrong number of rows.
@@ -181,7 +181,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
 
 class OfLiving(LogitsProcessor):
-    """A processor that leaves impossible tokens alone, and sees no row without any other: dead paths stay dead."""
+    """Applies a processor only to possible tokens, in rows that have some: dead paths stay dead."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`GRGenerationMixin`: `generate` with a catalogue, and a checkpoint's files besides transformers'.
+"""`GRGenerationMixin`: `generate` with a catalogue, and a checkpoint's files that transformers does not know.
 
 The path of a call: `Call.read` (arguments, checks), `Call.prepare` (transformers prepares the inputs), `Draft.start`
 (the scorer, the drafter, the catalogue), `hf_gr.torch.decode.decode` (the loop, whose step is
@@ -80,20 +80,20 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
                 `verification`, and for drafts by the catalogue itself, which need no model: `drafting="trie"`. Logits
                 processors also see the draft's scores: they must not keep state between calls.
-            separator: for answers of several sequences of the catalogue, none twice, such as labels of a text: what is
-                between two of them, token ids or a text, which needs `tokenizer=`. Labels include the space before
+            separator: for answers of several sequences of the catalogue, none twice, such as labels of a text: the
+                separator as token ids, or as a text, which needs `tokenizer=`. Labels include the space before
                 them: ",", not ", ". The catalogue needs an end token. Such calls run in transformers' own loop with
                 the constraint on the host, without drafts, seeds and `warm_up`. The output's `item_ids` has the labels
                 of every answer.
             max_labels: the most sequences of one answer; with `separator` this or `max_new_tokens` is needed.
             seed: of the samples: a 64-bit integer for each prompt, or one, from which every prompt gets its own (the
-                first that integer itself). A prompt's samples depend on the model, the catalogue, the settings, its
-                tokens and its seed alone: not on the rest of the batch, the padding, drafts, the device or the
-                backend, as far as scores do not; nor on items that come or go elsewhere in the catalogue.
+                first that integer itself). A prompt's samples depend only on the model, the catalogue, the settings,
+                its tokens and its seed: not on the rest of the batch, the padding, drafts, the device or the backend,
+                except through rounding of scores; nor on items added or removed elsewhere in the catalogue.
             generator: draws the seeds instead; by default the device's own does. The output's `seeds` lists them.
             all others: as in transformers. Decoding modes are greedy, sampling, beam search and beam sampling. With a
-                catalogue the length may be omitted, `past_key_values` holds one row a prompt (and is not changed), of
-                the prompt's first tokens or of all of it, and `sequences_scores` sums log-probabilities over the full
+                catalogue the length may be omitted; `past_key_values` holds one row per prompt, for its first tokens
+                or all of them, and is not changed; and `sequences_scores` sums log-probabilities over the full
                 vocabulary, unless `renormalize_logits=True` renormalises over the legal tokens of each step.
 
         Returns:
@@ -180,12 +180,12 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         num_beams: int | Sequence[int],
         **options: Any,
     ) -> list[Capture]:
-        """Capture the decodes of calls to come: calls with `cache_implementation="static"` replay them.
+        """Capture decodes ahead of time: later calls with `cache_implementation="static"` replay them.
 
-        On a CUDA device each shape is one graph; prompts of other lengths share the next larger one. What a call may
-        change: tokens, padding, seeds, weights in place; rules and removals as far as they keep shapes; exclusions, if
-        no more nodes are hidden than were here by `exclude_items=`. Everything else needs a warm-up of its own: other
-        options, the first rule or removal, additions to the catalogue, weights elsewhere, another adapter or
+        On a CUDA device each shape is one graph; prompts of other lengths share the next larger one. A later call may
+        change tokens, padding, seeds, and weights in place; rules and removals if shapes stay the same; exclusions, if
+        they hide no more nodes than `exclude_items=` did here. Everything else needs a warm-up of its own: other
+        options, the first rule or removal, additions to the catalogue, weights at new addresses, another adapter or
         attention. Without one such a call is decoded without a graph, and a message says so once. Code that is patched
         afterwards is not noticed. Graphs live as long as the model and the catalogue.
 
@@ -194,7 +194,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             batch_sizes: prompts of a call, one or several numbers.
             prompt_lengths: tokens of the longest prompt of a call, likewise.
             num_beams: likewise.
-            options: other arguments of the calls to come, such as `num_return_sequences`, `do_sample`, `drafting`.
+            options: other arguments of the later calls, such as `num_return_sequences`, `do_sample`, `drafting`.
 
         Returns:
             What has been captured, with bytes and seconds; one entry for all lengths that share a graph.
@@ -234,11 +234,11 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             options: the fields of `DraftHeadConfig` `transition`, `use_state`, `use_placeholders` and
                 `placeholder_tokens`; and `tokenizer`, which gets the placeholders as special tokens, if it lacks
                 them. Without one they are new ids after the model's embeddings, or those of the previous head. They
-                are tokens like others: scores of the model move a little when they are added.
+                are ordinary tokens, so adding them changes the model's scores slightly.
 
         Returns:
-            The head, `model.draft_head`, untrained unless it was given, on the device and in the dtype of the model's
-            output embeddings.
+            The head, `model.draft_head`, on the device and in the dtype of the model's output embeddings; untrained,
+            unless you passed one.
 
         Raises:
             ValueError: codebooks beyond the model's vocabulary; a head of another hidden size, or with placeholders
@@ -260,7 +260,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         return add_draft_head(self, codebooks, **options)
 
     def compute_transition_scores(self: Any, sequences: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """transformers' own, and 0 where a sequence has ended and the model has no token to fill it with.
+        """transformers' own, but 0 where a sequence has ended and the model has no padding token.
 
         Args:
             sequences: of `generate`; -1 is no token.
