@@ -13,7 +13,7 @@ import pytest
 import torch
 from families import ALIBI, DECODERS, ENCODER_DECODERS, LLAMA, PAD, VOCABULARY, build, prompts
 from reference import reference_beam_search, reference_head_log_probs
-from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of, updated_index
+from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_gr import ConstraintIndex, enable
@@ -183,7 +183,7 @@ def test_ragged_catalogues_end_in_the_head() -> None:
 
 def test_every_row_has_its_own_rules() -> None:
     model, inputs = with_head("qwen3", 5), prompts(3, 6, padded=True)
-    index, (rows, _) = updated_index("fixed"), rows_of("fixed")
+    index, (rows, _) = index_of("fixed"), rows_of("fixed")
     living = {int(item): tuple(rows[int(item)]) for item in index.item_ids}
     rng = random.Random(0)
     views = [rng.sample(sorted(living), size) for size in (2, 40, 300)]
