@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from os.path import commonprefix
+from types import SimpleNamespace
 from typing import Any
 
 import families
@@ -22,11 +23,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.answering import prefix_cache as module
 from hf_gr.answering.prefix_cache import BLOCK, PrefixCache, prefix_cache
 from hf_gr.answering.recommender import Answer, Recommender
 from hf_gr.answering.requests import Request
 from hf_gr.generation import messages
+from hf_gr.generation.torch.caches import cache_of
 
 SCORE_TOL = 1e-4  # fp32: sums of 3 log-probabilities after prompts in pieces, in batches of other sizes and paddings
 draw = np.random.default_rng(0)
@@ -147,41 +148,30 @@ def test_one_instruction_is_read_once_for_all() -> None:
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
 
 
-class Past:
-    """The keys of one layer for one row: its tokens."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.keys = self.values = torch.tensor(tokens).view(1, 1, -1, 1)
-        self.layers, self.is_initialized, self.past_key_values = [self], True, self
-
-    def get_seq_length(self) -> int:
-        return self.keys.shape[2]
-
-
 @given(SEQUENCES, SEQUENCES, st.integers(1, 3), st.integers(1, 12))
 def test_what_is_cached_is_the_longest_common_prefix(
     seen: list[list[int]], asked: list[list[int]], block: int, capacity: int
 ) -> None:
     """Against a plain list of all sequences; with little memory, of what was used last."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "keeps_all_keys", lambda past: True)
-        for num_bytes in (10**6, 16 * capacity):
-            cache = PrefixCache(shared("qwen3"), num_bytes=num_bytes, block=block)
-            for number, tokens in enumerate(seen, start=1):
-                cache.keep([tokens], cache.begin([tokens]), Past(tokens))
-                most = min(num_bytes // 16, len(tokens)) // block * block
-                assert len(cache._find(tokens)) * block == most
-                assert cache.num_bytes <= num_bytes
-                if num_bytes == 10**6:  # every prefix is cached once
-                    starts = {tuple(one[:at]) for one in seen[:number] for at in range(block, len(one) + 1, block)}
-                    assert cache.num_bytes == 16 * block * len(starts)
-            for tokens in asked + seen:
-                path = cache._find(tokens)
-                found = [token for one in path for token in one.planes[0].flatten().tolist()]
-                assert found == tokens[: len(found)]
-                if num_bytes == 10**6:
-                    common = max(len(commonprefix([tokens, one])) for one in seen)
-                    assert len(found) == common // block * block
+    for num_bytes in (10**6, 16 * capacity):
+        cache = PrefixCache(shared("qwen3"), num_bytes=num_bytes, block=block)
+        for number, tokens in enumerate(seen, start=1):
+            keys = torch.tensor(tokens).view(1, 1, -1, 1)  # of one layer: the tokens themselves
+            out = SimpleNamespace(past_key_values=cache_of([(keys, keys)]))
+            cache.keep([tokens], cache.begin([tokens]), out)
+            most = min(num_bytes // 16, len(tokens)) // block * block
+            assert len(cache._find(tokens)) * block == most
+            assert cache.num_bytes <= num_bytes
+            if num_bytes == 10**6:  # every prefix is cached once
+                starts = {tuple(one[:at]) for one in seen[:number] for at in range(block, len(one) + 1, block)}
+                assert cache.num_bytes == 16 * block * len(starts)
+        for tokens in asked + seen:
+            path = cache._find(tokens)
+            found = [token for one in path for token in one.planes[0].flatten().tolist()]
+            assert found == tokens[: len(found)]
+            if num_bytes == 10**6:
+                common = max(len(commonprefix([tokens, one])) for one in seen)
+                assert len(found) == common // block * block
 
 
 def test_the_least_recently_used_goes_first_and_never_what_others_begin_with() -> None:

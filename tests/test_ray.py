@@ -174,14 +174,9 @@ def test_a_replica_switches_threads_as_the_server_does(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_an_update_is_known_to_all_replicas_when_it_is_answered(cluster: Cluster) -> None:
-    version = httpx.get(f"{cluster.url}/v1/catalogue", timeout=60).json()["version"]
-    for number in range(5):
+    for _ in range(5):
         gone = ask(cluster.url).json()["items"][0]
-        version += 1
-        state = change(
-            cluster.url, remove=[gone], add=[{"item_id": f"new {version}", "sequence": [4, 30, 30 + number]}]
-        )
-        assert state["version"] == version
+        version = change(cluster.url, remove=[gone])["version"]
         answers = [ask(cluster.url).json() for _ in range(8)]
         assert {answer["catalogue_version"] for answer in answers} == {version}
         assert not any(gone in answer["items"] for answer in answers)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -61,13 +60,12 @@ class Process:
     """A server in a process of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            cwd=Path(__file__).parent,  # where the fake engine is
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
