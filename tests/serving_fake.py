@@ -24,12 +24,15 @@ from hf_gr.serving.answers import (
 from hf_gr.serving.catalogues import LiveCatalogue
 
 
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def in_loop(
+    test: Callable[..., Awaitable[None]], *, loop_factory: Any = None, seconds: float | None = 60
+) -> Callable[..., None]:
     """A test that is a coroutine; what is still in flight after a minute is an error."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(asyncio.wait_for(test(*args, **kwargs), seconds))
 
     return run
 

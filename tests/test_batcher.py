@@ -8,13 +8,13 @@ import asyncio
 import random
 import selectors
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from functools import wraps
+from functools import partial
 from typing import Any
 
 import pytest
-from serving_fake import Log
+from serving_fake import Log, in_loop
 
 from hf_gr.answering.batching import num_batch_tokens
 from hf_gr.serving.answers import Batch, Closed, Overloaded, TooLate
@@ -45,6 +45,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
 
+in_virtual_time = partial(in_loop, loop_factory=VirtualLoop, seconds=None)
+
+
 class VirtualWorkers(Executor):
     """Computes a batch in `seconds(batch)` of the loop's time."""
 
@@ -64,17 +67,6 @@ class VirtualWorkers(Executor):
 
         asyncio.get_running_loop().call_later(self.seconds(args[0]), end)
         return future
-
-
-def in_virtual_time(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """A test that is a coroutine."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(test(*args, **kwargs))
-
-    return run
 
 
 def seconds_of(batch: Sequence[Job]) -> float:
