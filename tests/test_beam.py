@@ -12,13 +12,10 @@ import torch
 from hf_gr.core import beam
 from hf_gr.core.beam import DEAD, Beams, Finished, choose, retire, select
 from hf_gr.torch import ops
-from hf_gr.torch import ops as blocks
-from hf_gr.torch.ops import topk
 from hf_gr.torch.transition import Children
 
 pytestmark = pytest.mark.shapes
 
-CPU = torch.device("cpu")
 LIKE = torch.zeros(())
 
 
@@ -65,17 +62,6 @@ def test_missing_candidates_are_dead_and_stay_dead(loud: float | None) -> None:
     assert chosen.states.tolist() == [[101], [7]]
 
 
-def hard_keys(width: int, seed: int) -> torch.Tensor:
-    """Rows of keys that are dead, mostly dead, equal in many places, equal everywhere, sorted, and ordinary."""
-    keys = torch.randn(6, width, generator=torch.Generator().manual_seed(seed))
-    keys[0] = DEAD
-    keys[1, 5:] = DEAD
-    keys[2, ::3] = keys[2].max()
-    keys[3] = -1.0
-    keys[4] = keys[4].sort().values  # the best are in one block, or in what fills none
-    return keys
-
-
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -91,9 +77,15 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 )
 def test_blocks_give_the_best(width: int, block: int | None, device: str, number: int, monkeypatch: Any) -> None:
     if block is not None:
-        monkeypatch.setattr(blocks, "_block_size", lambda *_: block)
-    keys = hard_keys(width, number).to(device)
-    found, places = topk(keys, number)
+        monkeypatch.setattr(ops, "_block_size", lambda *_: block)
+    keys = torch.randn(6, width, generator=torch.Generator().manual_seed(number))
+    keys[0] = DEAD
+    keys[1, 5:] = DEAD
+    keys[2, ::3] = keys[2].max()
+    keys[3] = -1.0
+    keys[4] = keys[4].sort().values  # the best are in one block, or in what fills none
+    keys = keys.to(device)
+    found, places = ops.topk(keys, number)
     assert torch.equal(found, keys.gather(1, places))
     assert all(len(set(row)) == number for row in places.tolist())
     assert torch.equal(found, keys.topk(number).values)
