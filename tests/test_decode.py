@@ -53,19 +53,18 @@ def check(
 
 
 tokens = st.integers(1, TOKENS)
+fixed, ragged = (st.lists(tokens, min_size=least, max_size=most) for least, most in ((3, 3), (1, 4)))
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(
-        st.lists(tokens, min_size=3, max_size=3) | st.lists(tokens, min_size=1, max_size=4), min_size=1, max_size=40
-    ),
+    st.lists(fixed, min_size=1, max_size=40) | st.lists(ragged, min_size=1, max_size=40),
     st.integers(2, 9),
     st.sampled_from([1.0, 0.0, 2.0, -3.0, 40.0, -40.0]),
 )
 def test_beams_equal_the_slow_search(sequences: list[list[int]], num_beams: int, length_penalty: float) -> None:
-    ragged = len(set(map(len, sequences))) > 1
-    check(sequences, num_beams, ragged=ragged, length_penalty=length_penalty)
+    is_ragged = len(set(map(len, sequences))) > 1
+    check(sequences, num_beams, ragged=is_ragged, length_penalty=length_penalty)
 
 
 ROWS = np.random.default_rng(0).integers(1, 7, size=(40, 4)).tolist()
