@@ -94,7 +94,7 @@ def _load_by_name(
 
 
 def check_device(device: Any) -> torch.device:
-    """A device that is there, before anything is loaded."""
+    """Check, before anything is loaded, that a device exists."""
     try:
         found = torch.device(device)
         torch.empty(0, device=found)

@@ -19,7 +19,7 @@ WHY = (
 
 
 def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]:
-    """Why tokens look like codes; empty if they do not, as those of labels."""
+    """Why tokens look like codes; empty if they do not, as the tokens of labels."""
     if snapshot.tokenizer is not None:
         return []
     doubts: list[str] = []

@@ -63,8 +63,8 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
 
     Pass it to `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may
     change meanwhile: a call sees the catalogue as it is when the call begins. `copy.copy(index)` keeps that of this
-    moment and shares the arrays. What is saved is what is served: an index that was updated or filtered is compacted
-    on the way, itself unchanged.
+    moment and shares the arrays. Saving writes what is served: an updated or filtered index is saved compacted, and
+    stays unchanged itself.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -127,7 +127,7 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
         Args:
             labels: distinct strings, in any order; they are the item ids, so `items` gives them back.
             tokenizer: the model's, from transformers or with the same methods.
-            prefix: what stands between the prompt and a label. A prompt that ends with a space needs `""`.
+            prefix: the text between the prompt and a label. A prompt that ends with a space needs `""`.
 
         Returns:
             The index; it remembers the tokenizer for `check_tokenizer`.
@@ -136,7 +136,7 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
             ValueError: no label, an empty one, a duplicate, one that is not a string; a tokenizer without an end
                 token; the end token inside a label; or labels that do not survive the tokenizer.
 
-        A label survives if its tokens decode to it again. Where the tokenizer normalises, case, accents, spaces and
+        A label survives if its tokens decode back to it. If the tokenizer normalises, case, accents, spaces and
         compatibility forms may differ, as long as the decoded text has the same tokens. Unknown tokens never survive.
 
         Example:

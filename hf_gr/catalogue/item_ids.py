@@ -97,7 +97,7 @@ class ItemIds:
 
     @cached_property
     def _sorted_keys(self) -> Array:
-        """What texts are looked up in: a history of 20 in 0.1 ms instead of 2."""
+        """The sorted keys in which texts are looked up: a history of 20 in 0.1 ms instead of 2."""
         assert self.order is not None
         return self._keys(self.order)
 

@@ -31,7 +31,7 @@ _COLLISION = re.compile("[-_,; |]([0-9]+)")
 class CodeReader:
     """Reads semantic IDs, item by item; `takes_texts` if it is known which tokens their texts stand for.
 
-    If the first text has the names of its levels in the other case, as `<A_154>` of MQL4GRec, so has `template` then.
+    If the first text writes levels in the other case, as `<A_154>` of MQL4GRec, `template` is changed to that case.
     """
 
     def __init__(self, template: str, *, takes_texts: bool = True) -> None:
@@ -115,7 +115,7 @@ def in_other_case(template: str) -> str:
 
 
 def _read(value: Any, template: str) -> tuple[list[Any], list[int | None]]:
-    """The parts of a semantic ID, none if it is nothing that has any, and their codes, None for what is no code."""
+    """The parts of a semantic ID, none if `value` is not one, and their codes, None for a part that is no code."""
     parts: list[Any] = list(cast(Any, value)) if isinstance(value, (list, tuple)) else []
     if isinstance(value, str):
         parts = _cut(value.strip(), template)

@@ -21,7 +21,7 @@ from .trie import PADDING
 
 
 def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
-    """Check that every answer can be split in one way only, and that its tokens show at once which.
+    """Check that every answer can be split in one way only, and that this is clear while it is generated.
 
     That is: a separator occurs in an answer only where it was put, not even across part of a label; and where a label
     ends, no longer label continues with the separator's first token.

@@ -126,7 +126,7 @@ class Snapshot:
     def sequences_of(self, item_ids: Any) -> tuple[Bools, Longs]:
         """`[Q]`: whether there is an item with this id, alive or not; and `[Q, L]`, its tokens, end token and padding.
 
-        A history may name what is sold out. Of several sequences of one id, the first of a living item.
+        A history may name items that are sold out. Of several sequences of one id, the first of a living item.
         """
         ids = self.check_ids(item_ids, "item_ids")
         rows = np.full((len(ids), self.max_length), PADDING, dtype=np.int64)

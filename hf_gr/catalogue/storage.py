@@ -82,7 +82,7 @@ def load(
 
 
 def describe_items(items: Items) -> dict[str, Any]:
-    """What the arrays alone do not say, or only once all of them are read."""
+    """The facts that the arrays do not tell, or only after reading all of them."""
     fanouts = items.trie.fanouts
     return {
         "item_id_type": "string" if items.are_strings else "integer",

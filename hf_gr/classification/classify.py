@@ -80,13 +80,13 @@ def classify(
         prompt: what the model reads, with `{text}` in the text's place, to be followed by a label. For a chat model:
             `tokenizer.apply_chat_template(..., tokenize=False, add_generation_prompt=True)`. Other braces are literal.
         threshold: labels with a smaller probability are omitted. No label at all means "none of them".
-        neutral_text: a text that says nothing, such as "N/A". Every label's probability is first divided by the one
+        neutral_text: a text without content, such as "N/A". Every label's probability is first divided by the one
             that it has after this text, so that labels that the model tends to write anyway, such as short ones, have
             no advantage (contextual calibration). With beams, only the labels that they found are ranked again.
-        hierarchy: for labels that are paths, such as "Technology > AI", what is between their levels; or for every
+        hierarchy: for labels that are paths, such as "Technology > AI", the text between their levels; or for every
             label the list of its parents, the topmost first. The result then has the probabilities of `parents`, and
             its `metrics` are by level.
-        separator: for answers of several labels, none twice: what is between two of them, a text or token ids. Every
+        separator: for answers of several labels, none twice: the text or token ids between two of them. Every
             "label" of the result is then a tuple of labels. Labels include the space before them: ",", not ", ".
         max_labels: the most labels of one answer; expected with `separator`.
         batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left.

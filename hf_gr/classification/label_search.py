@@ -115,8 +115,8 @@ class Edges:
 class TreeSearch:
     """Scores the sequences of a trie after prompts.
 
-    The search ends when all that was not found is at most `tolerance` times as probable as what was, and `at_least`
-    sequences were, as far as there are so many; tolerance 0 scores every node.
+    The search ends when all sequences not found are together at most `tolerance` times as probable as those found, and
+    at least `at_least` are found, if there are so many; tolerance 0 scores every node.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class _Batch:
         return ancestry
 
     def _unread_above(self, row: int, nodes: Longs) -> Longs:
-        """The ancestors of some nodes whose keys are neither there nor read with them."""
+        """The ancestors of some nodes whose keys are neither stored nor read with them."""
         missing: list[Longs] = []
         slots = self.slots[row]
         above = nodes

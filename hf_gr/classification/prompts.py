@@ -31,7 +31,7 @@ class PromptEncoder:
     room: int  # the most tokens of a prompt
     side: Side  # where padding goes
     add_special_tokens: bool  # whether the tokenizer adds its own: not where the template begins with them
-    closing: frozenset[int]  # what the tokenizer puts after every text; removed so that a label can follow
+    closing: frozenset[int]  # tokens that the tokenizer appends to every text; removed so that a label can follow
 
     @classmethod
     def of(cls, template: Any, tokenizer: Any, snapshot: Snapshot, room: int, side: Side) -> PromptEncoder:

@@ -58,7 +58,7 @@ class DeviceTrie:
     def child_range(
         self, nodes: Int[Array, "*shape"], *, level: int
     ) -> tuple[Int[Array, "*shape"], Int[Array, "*shape"]]:
-        """The first child of every node and the number of them, which is 0 for what is not a node of this level."""
+        """The first child of every node and the number of children, which is 0 for nodes of other levels."""
         start, end = self.level_starts[level], self.level_starts[level + 1]
         local = nodes - start
         is_here = (local >= 0) & (nodes < end)

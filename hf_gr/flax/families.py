@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The architectures that Flax has, read from transformers' configs. Knows no forward and no files.
 
-A family with rotary embeddings is a row of `FAMILIES`. Whatever a config asks for that no switch describes is refused
-by the field's name.
+A family with rotary embeddings is a row of `FAMILIES`. A config field that asks for something unsupported is refused
+by name.
 """
 
 from __future__ import annotations

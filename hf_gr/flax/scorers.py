@@ -51,7 +51,7 @@ Room = TypeVar("Room", bound="NodeRoom")  # not `Self`, which beartype accepts o
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRoom:
-    """A fixed room for what nodes are to later ones, of the form of what `of_prompt` names."""
+    """A fixed room for what later nodes read of earlier ones, in the form of the field that `of_prompt` names."""
 
     of_prompt: ClassVar[str]  # the field with the same of the prompt: arrays `[..., tokens, width]`
     room: Any = None  # by slot; what is in a slot that no node sees means nothing. None before `with_room`.

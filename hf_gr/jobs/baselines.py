@@ -24,7 +24,7 @@ from hf_gr.catalogue import ConstraintIndex
 POPULARITY, ITEM_TO_ITEM = "popularity", "item-to-item"
 LATEST = 100  # distinct items of a history that count: its pairs grow with the square
 # Below this share of repeats among the items of histories, lists omit what their user has had: users hardly take an
-# item again, which a model learns, and a list of the user's own items would be no rival.
+# item again, which a model learns, so a list of the user's own items would be too weak a baseline.
 FEW_REPEATS = 0.05
 DIGITS = 9  # scores that differ by less tie: their sums were added in another order
 
@@ -65,7 +65,7 @@ class Baselines:
 
     Attributes:
         omits_history: the decision.
-        popular: the items of histories that the catalogue has; the one that most histories have comes first.
+        popular: the items of histories that the catalogue has, the most frequent first.
     """
 
     def __init__(self, histories: Histories, index: ConstraintIndex, *, omit_history: bool | None = None) -> None:
@@ -97,8 +97,8 @@ class Baselines:
         Args:
             request: the user's.
             history: the items before the targets, oldest first.
-            targets: what came next. Lists are not made from them: they tell whether the exclusions are those of the
-                history, which then hold as they are, without what evaluation never excludes.
+            targets: what came next. Lists are not made from them: they only tell whether the exclusions are the
+                history's, which are then used as they are: evaluation has already taken targets out of them.
             top_k: items per list.
         """
         omitted = set(request.exclude)

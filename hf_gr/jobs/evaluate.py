@@ -84,7 +84,7 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
         baselines: also evaluate two recommenders without a model, for the same users: the most popular items, and the
             items that go with those of the history. They learn from the histories before the targets, and need
             `history`.
-        omit_history: whether lists of the baselines omit what the user has had, whatever `exclude` says; by default if
+        omit_history: whether lists of the baselines omit the user's past items, whatever `exclude` says; by default if
             histories hardly repeat an item (under 5%), which a model learns. The result says which was done.
         num_resamples: resamples of the users, from which the intervals of metrics and differences are made; 0 for
             none.

@@ -52,7 +52,7 @@ class Run(NamedTuple):
     num_beams: int
     output: Path
     index: ConstraintIndex
-    doubts: Sequence[str]  # what looks like a mistake in the catalogue, for this model
+    doubts: Sequence[str]  # warnings about the catalogue, for this model
     measured: dict[str, Any]
 
 
@@ -246,7 +246,7 @@ def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> Iterat
 
 
 def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, num_spared: int) -> tuple[str, ...]:
-    """What makes the numbers doubtful: most often a catalogue whose tokens are not those of the model."""
+    """Reasons to doubt the numbers: most often a catalogue whose tokens are not those of the model."""
     num_rows, num_users = results[0].num_rows, results[0].num_users
     who = "users" if num_rows == num_users else "rows"
     fix = (

@@ -42,9 +42,9 @@ class Job:
         settings: how to read and answer the table.
         maker: turns rows into prompts.
         decoder: turns prompts into items.
-        doubts: what looks like a mistake in the settings.
-        counts: what this process has counted of its rows.
-        told: what looks like a mistake in its rows.
+        doubts: warnings about the settings.
+        counts: this process's counts over its rows.
+        told: warnings about its rows.
     """
 
     settings: Settings
@@ -191,7 +191,7 @@ def _read_users(users: Any, settings: Settings, index: ConstraintIndex) -> Users
 
 
 def _doubt(name: str, missing: Sequence[Any], number: int) -> Iterator[str]:
-    """What to tell of ids that the catalogue does not have."""
+    """A warning about ids that the catalogue does not have."""
     if missing:
         yield (
             f"{name}= has {number:,} ids, of which the catalogue does not have {len(missing):,}, such as "

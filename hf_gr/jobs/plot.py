@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The plot of an evaluation: a metric with its intervals, what more beams gain, and what they cost. Counts nothing.
+"""The plot of an evaluation: a metric with its intervals, by number of beams and by latency. Counts nothing.
 
 Models differ in line style, marker and colour, so that they can be told apart without colours.
 """

@@ -38,11 +38,11 @@ class Requests:
         fallbacks: by row: the answer to a user without a history.
         num_dropped: by row: items of the history and the filter that the catalogue does not have.
         histories: by row with a prompt made from it: the items before the target.
-        cold: what rows in `fallbacks` may be answered with, without tokens.
+        cold: the requests of rows in `fallbacks`, without tokens.
         num_excluded: ids that the rows exclude.
         num_unknown_excluded: those of them that the catalogue has never had.
-        spared: rows with a target that their exclusions hold, and not only as the last item of the history, which is
-            held out: targets are never excluded.
+        spared: rows whose exclusions contain a target, other than as the held-out last item of the history: targets
+            are never excluded.
     """
 
     window: Rows

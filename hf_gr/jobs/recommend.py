@@ -67,7 +67,7 @@ def recommend(
         users: a pandas or Polars data frame, an Arrow table, a `datasets.Dataset`, or a list of histories, each a list
             of item ids. With `output` also a file, several in order, or a folder of them: Parquet, CSV or JSON lines.
             In CSV, lists are texts such as `5 7` or `[5, 7]`. JSON lines have all keys in the first line.
-        output: a `.parquet` file.
+        output: the `.parquet` file to write.
         constraint_index: the catalogue, or its folder or repository; by default the one that the checkpoint names, or
             has in its folder.
         history: column of lists of item ids, oldest first: this, `tokens` or `text`. The prompt is their tokens
@@ -75,11 +75,11 @@ def recommend(
         tokens: column of lists of token ids: the prompt itself.
         text: column of texts, for the tokenizer.
         user: column of user ids, of any type, copied to the output; by default row numbers.
-        exclude: column of lists of item ids that are not recommended to the user; may be the history's. Ids that the
-            catalogue does not have are allowed, and so is null.
+        exclude: column of lists of item ids that are not recommended to the user; may be the column of the history.
+            Ids that the catalogue does not have are allowed, and so is null.
         filter: column of lists of the only item ids to recommend to the user; null allows all, an empty list none.
-        unknown_items: what becomes of items of a history, or of `filter`, that the catalogue does not have: `"refuse"`
-            the row, or `"drop"` them. A row is then answered from the rest, and the column `num_dropped` counts them.
+        unknown_items: what to do with items of a history, or of `filter`, that the catalogue does not have: `"refuse"`
+            the row, or `"drop"` them, answer from the rest, and count them in the column `num_dropped`.
         fallback: item ids, the best first, such as the most popular ones: the answer to users whose history is null,
             empty, or with `unknown_items="drop"` has no known item. They get the fallback without items that are
             excluded or not in the catalogue. Such rows have null for `scores`, and the column `is_fallback` marks
@@ -108,10 +108,10 @@ def recommend(
         tokenizer: for `text`, or its name; by default the checkpoint's.
         token_budget: the most tokens of a batch, including padding and beams; reduce it if memory runs out. Affects
             only the last digits of scores; a run may resume with another one.
-        window_rows: users sorted by length, decoded and written together. A process holds so many, and loses them if
-            it dies. Also affects the last digits of scores.
+        window_rows: users that are sorted by length, decoded and written together: what a process holds in memory, and
+            loses if it dies. Also affects the last digits of scores.
         on_error: `"stop"` at the first row that cannot be answered, or `"skip"` it: write an empty row that says why.
-            A stopped run may be resumed so. A damaged file always stops the run.
+            A stopped run may be resumed with `"skip"`. A damaged file always stops the run.
         overwrite: replace the output or the parts of another run. A run always resumes from its own.
         format: of `users`; by default from the suffix.
         delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
@@ -122,7 +122,7 @@ def recommend(
 
     Returns:
         Without `output`, a table of the kind of `users` (a data frame of pandas with the same index), in every
-        process; with it, what became of the run. The columns, here and in the file, are the one of `user` (or `row`,
+        process; with it, a summary of the run. The columns, here and in the file, are that of `user` (or `row`,
         from 0), `items` (ids, best first), `scores` (as `sequences_scores`), with `fallback` also `is_fallback`, with
         `unknown_items="drop"` also `num_dropped`, and with `on_error="skip"` also `error`.
         There are at most `top_k` items, fewer if fewer are allowed. Items of one sequence have one score. A list of
@@ -130,7 +130,7 @@ def recommend(
 
     Raises:
         ValueError: before any work, for invalid arguments or columns; later for a row that cannot be answered (with
-            its file, and its number from 0 there) or a damaged file. What is finished is kept.
+            its file, and its number from 0 there) or a damaged file. Finished parts are kept.
         OSError: the disk is full; finished parts are kept.
         RuntimeError: another process died or failed.
 

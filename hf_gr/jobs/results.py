@@ -26,7 +26,7 @@ class Result:
         num_users: users that were evaluated: rows, or with `user=` users, who may have several rows.
         num_rows: rows that were evaluated; metrics are means over them.
         num_unknown_targets: rows with a target that the catalogue does not have, which is a miss.
-        num_skipped: rows that could not be answered; they count nowhere, for no model and no baseline.
+        num_skipped: rows that some model could not answer; they are excluded for all models and baselines.
         metrics: by name, over all rows: see `user_metrics`.
         intervals: the lower and the upper bound of each metric: see `Evaluation.confidence`. Empty with fewer than
             10 users, and without resamples.
@@ -62,11 +62,11 @@ class BeamResult(Result):
 
     Attributes:
         num_beams: of the search; at most as many as the catalogue has sequences, since more find nothing.
-        unconstrained_invalid: the share of beams that are no item when the same model generates freely, over a sample;
-            None in Flax, which has no such generation.
+        unconstrained_invalid: the share of beams that are no item when the same model generates without the catalogue,
+            over a sample; None in Flax, which cannot.
         latency_seconds: mean time to answer one user alone, over a sample.
         users_per_second: throughput of all processes together, in batches.
-        num_fallback: rows that the fallback answered, not the model; they count as all others.
+        num_fallback: rows that the fallback answered, not the model; they count like all others.
         num_dropped: items of histories and filters that the catalogue does not have, if these are dropped.
     """
 

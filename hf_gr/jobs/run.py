@@ -36,7 +36,7 @@ logger = logging.getLogger("hf_gr.recommend")
 
 @dataclass(frozen=True)
 class Recommended:
-    """What became of a run with an output.
+    """The summary of a run with an output.
 
     Attributes:
         output: the file.

@@ -78,7 +78,7 @@ class DeviceTrie:
     def child_bounds(
         self, nodes: Int[Tensor, "*shape"], *, level: int
     ) -> tuple[Int[Tensor, "*shape 1"], Int[Tensor, "*shape 1"]]:
-        """The first child of every node, and the one after its last: the same for what is no node of this level."""
+        """The first child of every node, and the one after its last: both equal for nodes of other levels."""
         of = self.levels[level]
         own_and_next = (nodes[..., None] + of.own_and_next).clamp(0, of.size)
         if of.exceptions is None:

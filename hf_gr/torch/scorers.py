@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores tree nodes by a model. Knows no trie and no selection.
 
-The nodes of a request are on the sequence axis, over one prompt: nodes of several levels take one forward. What each
-of them sees (the prompt's real tokens, its ancestors and itself) is said by masks, which any model takes that has this
-layout, or by an argument, where attention functions are ours (`hf_gr.torch.tree_attention`).
+The nodes of a request are on the sequence axis, over one prompt: nodes of several levels take one forward. Masks say
+what each of them sees (the prompt's real tokens, its ancestors and itself), for any model that takes this layout; an
+argument does where attention functions are ours (`hf_gr.torch.tree_attention`).
 
 Axes: B batch, N nodes of a level, V vocabulary, P prompt.
 """

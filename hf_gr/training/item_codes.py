@@ -76,7 +76,7 @@ def semantic_ids_from_histories(
     """Semantic IDs from the order in which users had items, where nothing else is known about the items.
 
     Args:
-        histories: a list of items per user, oldest first, without what you evaluate with.
+        histories: a list of items per user, oldest first, without held-out items.
         num_levels: levels of residual k-means; one more code tells apart items that collide.
         num_codes: codes per level.
         offset: the token of the first code.

@@ -244,7 +244,7 @@ class _Progress(TrainerCallback):
 
 
 def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
-    """The recipe, with what was given in its place."""
+    """The recipe, with the given arguments in its place."""
     if unknown := sorted(given.keys() - {field.name for field in fields(TrainingArguments) if field.init}):
         raise ValueError(
             f"{unknown[0]}={given[unknown[0]]!r}, expected an argument of train_recommender or of transformers' "
