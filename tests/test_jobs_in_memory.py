@@ -149,24 +149,16 @@ def test_what_is_no_table_is_refused(case: Case, table: pa.Table) -> None:
     frame, seen, csv = table.to_pandas(), {"history": "seen"}, {"history": "seen", "format": "csv"}
     for users, options, message in (
         (7, seen, "users is a int, expected a file or several, a pandas, Polars or Arrow table"),
-        ({"ann": [100]}, seen, "users has no column 'seen', expected one of 'ann'"),
         (np.array([[100, 101]]), seen, r"users is a ndarray, .*: .*\.tolist\(\) an array"),
         ([100, 101], {}, r"users\[0\] is 100, expected a list of item ids: one user's history is a list in a list"),
-        (["B01"], {}, r"output=None with users=\['B01'\] in files, .*one user's history is a list in a list"),
         ("users.parquet", seen, "output=None with users='users.parquet' in files, expected a .parquet file"),
         ([[100], {101}], {}, r"users\[1\] is \{101\}, expected a list of item ids"),
         ([[100], ["B01"]], {}, "users, column 'history', row 1 is .'B01'., expected the type of the rows before it"),
-        ([[1.5], [2.5]], {}, "users, column 'history' has type list<.*double>, expected lists of integers"),
         ([], {}, "users has no row, expected at least one"),
-        (
-            frame.assign(seen=[set(one) for one in frame["seen"]]),
-            seen,
-            "row 0 is {.*, expected a list: a set has no o",
-        ),
+        (frame.assign(seen=[{100}] * len(frame)), seen, "row 0 is {.*, expected a list: a set has no o"),
         (frame["seen"], seen, r"users is a Series, .*\.to_frame\(\) a Series"),
         (frame.rename(columns={"who": "seen"}), seen, "users has 2 columns 'seen', expected one of"),
         (frame.drop(columns="seen"), seen, "users has no column 'seen', expected one of 'who', 'not', 'only'"),
-        (frame.iloc[:0], seen, "users has no row"),
         (frame, csv, "format= or delimiter= with a table in memory, expected neither"),
         (frame, seen | {"overwrite": True}, "overwrite=True without output=, expected both"),
     ):
@@ -182,7 +174,5 @@ def test_columns_that_are_not_named_are_not_looked_at() -> None:
         [{"seen": [1]}, {"seen": None}],
         [{"seen": [2, 3]}],
     ]
-    other = Table({"seen": [[1], None, [2, 3]]}, {"seen": "history"}, name="the table")
-    assert users.fingerprint() == other.fingerprint()
-    changed = Table(pa.table({"seen": [[1], None, [2, 4]]}), {"seen": "history"})
-    assert users.fingerprint() != changed.fingerprint()
+    same, changed = (Table({"seen": [[1], None, [2, last]]}, {"seen": "history"}) for last in (3, 4))
+    assert users.fingerprint() == same.fingerprint() != changed.fingerprint()

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr recommend` under real launchers: a worker that dies, skipped rows, an interrupted command."""
+"""`hf-gr recommend` under real launchers: a worker that dies, an interrupted command."""
 
 from __future__ import annotations
 
@@ -73,18 +73,6 @@ def test_a_worker_that_dies_ends_the_launcher_and_the_run_goes_on(tmp_path: Path
     assert code == 0, said
     assert f"{len(finished)} windows were finished by an earlier run" in said
     assert output.read_bytes() == run(case, users, tmp_path / "whole.parquet").output.read_bytes()
-
-
-@pytest.mark.slow
-def test_skipped_rows_under_a_launcher_are_its_code_1(tmp_path: Path, case: Case) -> None:
-    rows = make_users(case, 40)
-    rows[30]["seen"] = [7]
-    users, output = write_users(tmp_path / "u.parquet", rows), tmp_path / "recs.parquet"
-    arguments = ["recommend", *options_of(case, users, output), "--window-rows", 16, "--on-error", "skip"]
-    code, said = finish(start(tmp_path, LAUNCHERS["torch"], "hf_gr.cli", arguments))
-    assert code == 1
-    assert "1 rows were skipped" in said
-    assert output.exists()
 
 
 @pytest.mark.slow

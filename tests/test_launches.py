@@ -7,7 +7,7 @@ Counted on the pretend CUDA device: every operation is at least one kernel, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from families import build, prompts
 from pretend_cuda import Log, PretendCuda, as_one_operation, on_device
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch import drafts, mixin
+from hf_gr.generation.torch import mixin
 from hf_gr.torch import log_probs
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
@@ -64,12 +64,10 @@ def decode_wide(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, **options: A
     return logs[0]
 
 
-def check_operations(log: Log) -> None:
+def test_a_level_takes_few_operations_and_little_memory(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = decode_wide(cuda, monkeypatch)
     assert log.operations["decode"] <= MOST_OPERATIONS * LEVELS
     assert not log.waits
-
-
-def check_memory(log: Log) -> None:
     logits = NUM_BEAMS * VOCABULARY
     for made in log.made:
         number = made.shape.numel()
@@ -78,40 +76,4 @@ def check_memory(log: Log) -> None:
         # No copy of the prompt's keys, with or without those of the beams.
         is_of_keys = len(made.shape) > 1 and made.shape[-1] == HEAD_DIM and made.shape[-2] >= LENGTH
         assert not is_of_keys or made.shape[-2] % NUM_BEAMS == 0, made
-
-
-def test_a_level_takes_few_operations_and_little_memory(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = decode_wide(cuda, monkeypatch)
-    check_operations(log)
-    check_memory(log)
     assert max(made.num_bytes for made in log.made if made.region == "decode") < 2**26
-
-
-def cut_as_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probs, "NOT_COMPILED", {torch.device("cuda", 0)})
-    monkeypatch.setattr(log_probs, "rows_at_once", lambda *_: 13)
-
-
-def normalise_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probs, "rows_at_once", lambda logits: logits.numel())
-
-
-def attend_by_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are repeated for every query head then."""
-    monkeypatch.setattr(drafts, "layout_of", lambda model: "mask")
-
-
-@pytest.mark.parametrize(
-    ("error", "check"),
-    [(cut_as_for_a_cpu, check_operations), (normalise_all_at_once, check_memory), (attend_by_masks, check_memory)],
-)
-def test_a_planted_error_is_seen(
-    error: Callable[[Any], None],
-    check: Callable[[Log], None],
-    cuda: PretendCuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    error(monkeypatch)
-    log = decode_wide(cuda, monkeypatch)
-    with pytest.raises(AssertionError):
-        check(log)
