@@ -116,7 +116,7 @@ class PrefixCache:
 
     @torch.no_grad()
     def begin(self, batch: Sequence[Tokens]) -> Reuse:
-        """What is cached of the prompts of a batch."""
+        """The cached prefixes of a batch's prompts."""
         with self._lock:
             self._check_weights()
             version, found = self._version, [self._find(tokens) for tokens in batch]

@@ -122,7 +122,7 @@ def input_device(model: Any) -> torch.device:
 
 
 def hardware(model: Any, *, num_processes: int, mesh: Any) -> str:
-    """What a model runs on, in words."""
+    """A description of the hardware that a model runs on."""
     device = input_device(model)
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     return f"{num_processes} x {on}, {str(model.dtype).removeprefix('torch.')}, torch {torch.__version__}"

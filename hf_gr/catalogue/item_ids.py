@@ -168,7 +168,7 @@ def check_item_ids(item_ids: Any, *, argument: str = "item_ids") -> Array | list
 
 
 def drop_repeated(ids: Array | list[str], order: Array, is_first: Bools) -> Bools:
-    """`[N]` flags, in sequence order, of what is kept: an item given twice on one sequence counts once."""
+    """`[N]` flags, in sequence order, of the rows to keep: an item given twice with one sequence counts once."""
     kept = np.ones(len(order), dtype=bool)
     is_last = np.append(is_first[1:], True)
     shared = np.flatnonzero(~(is_first & is_last))

@@ -69,7 +69,7 @@ def split(tokens: Sequence[int], separator: Sequence[int], eos_token_id: int) ->
 
 
 class Answers:
-    """What may follow in the answers of one catalogue: a walk over its sorted sequences, from the tokens alone.
+    """Which tokens may follow in answers of one catalogue: a walk over its sorted sequences, from tokens alone.
 
     A used label is dead, and so is any prefix with nothing else below it. `max_labels` is None for all of them.
     """

@@ -46,7 +46,7 @@ KEYS_AT_ONCE = 2**30  # bytes of the nodes' keys and values
 
 @dataclass(frozen=True)
 class Found:
-    """What was found for one text."""
+    """The sequences found for one text."""
 
     rows: Longs  # `[S, T]` label sequences, padded with -1
     log_probs: Floats  # `[S]`, theirs

@@ -89,7 +89,7 @@ def smallest(values: Array) -> Array:
 
 
 def log_softmax(scores: Array) -> Array:
-    """Log-probabilities along the last axis; no number where all scores are `-inf`."""
+    """Log-probabilities along the last axis; NaN where all scores are `-inf`."""
     with np.errstate(invalid="ignore"):
         shifted = scores - scores.max(-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

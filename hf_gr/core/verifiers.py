@@ -47,7 +47,7 @@ def relaxed_places(
     model over its own beams. Of those that pass, the first M in the order in which the draft drew them are kept: a
     random choice that preserves the distribution where p equals q (a uniform choice would flatten it). If fewer
     pass, the others are drawn from `norm(max(0, p - q))`, and if that has too few, from p: so there are M distinct
-    ones wherever M exist. What is picked are places among all children of a row.
+    ones wherever M exist. Picks are places among all children of a row.
 
     How close this is to the target's own draws, by total variation of how often each item is drawn (256 items of 4
     levels, K = 3; two samples of the same differ by 0.02): 0.05 with as many drafted as are kept, from any draft;

@@ -122,7 +122,7 @@ class _Search:
         return self.catalogue.max_length
 
     def start(self, prompt: Prompt) -> _State:
-        """Compute the prompt, and what is drafted below it; decide the first level, and the drafted ones."""
+        """Compute the prompt, and the draft below it; decide the first level, and the drafted ones."""
         plan, drafter, (batch_size, _) = self.plan, self.plan.drafter, prompt.input_ids.shape
         levels = jnp.zeros(batch_size, dtype=jnp.int32)
         independent = not plan.is_beam_search
@@ -198,7 +198,7 @@ class _Search:
         return self._score_and_decide(replace(state, speculation=speculation), draft)
 
     def _score_and_decide(self, state: _State, draft: Draft | None) -> _State:
-        """The same, with what is drafted."""
+        """The same, with a draft."""
         beams, levels, drafted = state.beams, state.levels, None if draft is None else draft.nodes
         forward = partial(score_nodes, self.scorer, self.params, state.cache, beams, levels)
         states, depths = beams.states, jnp.broadcast_to(levels[:, None], beams.states.shape)

@@ -54,7 +54,7 @@ class NodeRoom:
     """A fixed room for what later nodes read of earlier ones, in the form of the field that `of_prompt` names."""
 
     of_prompt: ClassVar[str]  # the field with the same of the prompt: arrays `[..., tokens, width]`
-    room: Any = None  # by slot; what is in a slot that no node sees means nothing. None before `with_room`.
+    room: Any = None  # by slot; the content of a slot that no node sees means nothing. None before `with_room`.
     slot_depths: Int[Array, "batch slots"] | None = None  # the depth of the node in each slot; 1 before there is one
 
     @property

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is scored together with the live beams, and what was scored. Knows no trie and no model.
+"""The nodes scored together with the live beams, and counts of them. Knows no trie and no model.
 
 Axes: B batch, K beams, N drafted nodes, M beams and drafted nodes, V vocabulary.
 """

@@ -204,7 +204,7 @@ def _words_at(places: Int[Array, "batch beams some"], *, size: int) -> Int[Array
 
 
 def _hidden_nodes(rules: BatchRules, order: npt.NDArray[Any]) -> tuple[Any, ...] | None:
-    """By level what is hidden from every row, as wide everywhere; None where nothing can be."""
+    """By level the nodes hidden from every row, all equally wide; None where none can be hidden."""
     if rules.excluded_ids is None:
         return None
     levels = rules.excluded or (None,) * rules.shared.max_length

@@ -171,6 +171,6 @@ def extend(config: GenerationConfig) -> GRGenerationConfig:
     """The same configuration with our fields, including those of its file."""
     if isinstance(config, GRGenerationConfig):
         return config
-    # A plain config got fields of ours as attributes only if its file was flat, or somebody set them.
+    # A plain config has our fields as attributes only if its file was flat, or a user set them.
     fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
     return GRGenerationConfig.from_dict(without_bookkeeping(fields | config.to_dict()))  # pyright: ignore

@@ -183,7 +183,7 @@ def drafts_of(
     given: Mapping[str, Any],
     model_kwargs: Mapping[str, Any],
 ) -> dict[str | None, Any]:
-    """What may draft in a call, by name, checked, the simplest first: one draft, or those that "auto" chooses from.
+    """The drafts that a call may use, by name, checked, simplest first: one, or those that "auto" chooses from.
 
     `kinds` are those of a backend, by what `drafting` calls them; the others are the arguments of `BaseDraft` and of
     its `check`. A draft model is used whenever there is one, unless another kind is named.

@@ -231,7 +231,7 @@ def _count(
 
 
 def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
-    """What is compared: each model with the first at as many beams, and with most beams with the baselines."""
+    """The pairs to compare: each model with the first at equal beams, and with its most beams, with the baselines."""
     by_model: dict[str, list[BeamResult]] = {}
     for result in results:
         by_model.setdefault(result.name, []).append(result)

@@ -130,7 +130,7 @@ class _Search:
         return unfinished if any(can_change) else tuple(level < self.deepest for level in state.levels)
 
     def draft(self, state: _State, rows: tuple[bool, ...]) -> tuple[list[Part], list[Nodes], Depth]:
-        """What the next forward scores: the open rows' beams and what is drafted below them; and how deep those are.
+        """The nodes for the next forward: the open rows' beams and the drafts below them; and their depths.
 
         Nodes of the first forward are those below the prompt, which is at depth 0.
         """
@@ -173,7 +173,7 @@ class _Search:
         return state
 
     def result(self, state: _State) -> Decoded:
-        """What was found, a row each, with paths numbered over the batch."""
+        """The results, a row each, with paths numbered over the batch."""
         plan, scorer = self.plan, self.scorer
         assert state.finished is not None
         sequences, scores, beam_indices = best(state.finished, plan)
@@ -192,7 +192,7 @@ class _Search:
         )
 
     def _drafted(self, drafter: Drafter, frontier: Frontier) -> list[Part]:
-        """What is drafted for some rows, counted."""
+        """The drafts for some rows, which are counted."""
         if frontier.level == 0 and not self.scorer.takes_prompt:
             return [(frontier, [])]
         parts = drafter.draft(frontier)

@@ -86,7 +86,7 @@ class Rows:
 
 @dataclass
 class Frontier:
-    """The rows of a batch whose beams have come to one level: what is drafted, and decided, together."""
+    """The rows of a batch whose beams have come to one level, for which drafts and decisions are made together."""
 
     rows: Rows
     level: int
@@ -146,7 +146,7 @@ class Drafter(Protocol):
 
 
 def joined(parts: Sequence[Part]) -> list[Nodes]:
-    """The beams of several parts, and what is drafted by its distance from them; padded to the widest."""
+    """The beams of several parts, then their drafts, level by level below the beams; padded to the widest."""
     first, drafted = parts[0]
     if first.rows.are_all:
         return [first.nodes, *drafted]

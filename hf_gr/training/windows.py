@@ -26,7 +26,7 @@ AHEAD = 5  # items that an encoder-decoder learns to write after a prompt
 
 
 class HistoryWindows(Dataset):
-    """Windows of histories, drawn anew in every epoch; the same for a seed, whoever reads them and in what order.
+    """Windows of histories, drawn again in every epoch; a seed gives the same ones in any process and reading order.
 
     A history of n items gives n / window windows an epoch, at random places, so that over the epochs every item is
     predicted from contexts of every length. Windows that would cross an end of the history are moved to it, so that

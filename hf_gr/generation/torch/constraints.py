@@ -141,7 +141,7 @@ class OneSequence(Constraint):
         is_legal, tokens = legal.legal.flatten(0, 1), legal.tokens.flatten(0, 1)
         if level == 0 and self.num_beams > 1:
             is_legal = is_legal & (torch.arange(num_rows, device=scores.device) % self.num_beams == 0)[:, None]
-        # One pass over rows times vocabulary takes all the time. What is illegal goes to an entry after the rows.
+        # One pass over rows times vocabulary takes all the time. Illegal tokens go to an entry after the rows.
         masked = scores.new_full((num_rows * vocab_size + 1,), -torch.inf)
         first = torch.arange(0, num_rows * vocab_size, vocab_size, device=scores.device)[:, None]
         places = torch.where(is_legal, first + tokens, num_rows * vocab_size)

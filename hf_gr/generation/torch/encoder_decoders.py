@@ -75,7 +75,7 @@ class EncoderDecoder:
             )
 
     def _bias(self, positions: Int[Tensor, "batch nodes"], num_past: int) -> Float[Tensor, "batch heads nodes keys"]:
-        """What is to be added to the bias that the model computes from places in the cache."""
+        """The correction to the bias that the model computes from places in the cache."""
         (batch_size, num_nodes), device = positions.shape, positions.device
         attention: Any = self.attention
         places = torch.arange(num_past + num_nodes, device=device)

@@ -197,7 +197,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             options: other arguments of the later calls, such as `num_return_sequences`, `do_sample`, `drafting`.
 
         Returns:
-            What has been captured, with bytes and seconds; one entry for all lengths that share a graph.
+            The captured decodes, with bytes and seconds; one entry for all lengths that share a graph.
 
         Raises:
             ValueError: a number that is not positive; a prompt that leaves no positions for the catalogue's sequences;
