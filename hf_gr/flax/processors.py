@@ -32,7 +32,7 @@ from .transition import Children, over_vocabulary
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Processors:
-    """What a call does to scores after the constraint and before its warpers, and what ends its paths early."""
+    """Functions that change scores after the constraint and before the warpers, or that end paths early."""
 
     # tokens that must not come first, and those that must not come later; None for none
     suppressed: Bool[HostOrDevice, "2 vocab"] | None = None

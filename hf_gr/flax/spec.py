@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is: one description for all families. Knows no config, no forward and no files.
+"""The description of a model, one for all families. Knows no config, no forward and no files.
 
-A family is a choice of switches, and a table of names that its checkpoints have for what models are made of.
+A family is a choice of switches, and a table of the names that its checkpoints give to parameters.
 
 Axes: V vocabulary, H key-value heads, G query heads of each, D width of a head.
 """

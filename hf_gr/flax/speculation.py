@@ -38,7 +38,7 @@ class Drawn:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Speculation:
-    """What one call scored ahead, and what was accepted. Inside a program everything is an array.
+    """Counts of what one call scored ahead and accepted. Inside a program everything is an array.
 
     Attributes:
         target_forwards: forwards of the model after the prefill, 0 if that scored all; the same for all rows that are
@@ -137,15 +137,15 @@ class Context:
 
     catalogue: DeviceCatalogue  # the catalogue
     plan: Any  # the options of the call
-    noise: Any = None  # what is drawn comes from, if it samples
+    noise: Any = None  # the source of randomness, if it samples
     params: Any = None  # the draft model's parameters; None without one
-    memory: Any = None  # what it knows of the prompts; None without one
+    memory: Any = None  # the draft model's state after the prompts; None without one
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scored:
-    """What one forward has scored: the prompt's end or the live beams, then what was drafted below."""
+    """The scores of one forward: of the prompt's end or the live beams, then of the nodes drafted below."""
 
     logits: Float[Array, "batch nodes vocab"]  # after each
     totals: Float[Array, "batch nodes"]  # the log of the summed exponentials of each

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beams as a tree of tokens over one shared prompt: who sees whom. Knows no trie and no model.
 
-What a beam's tokens are to a model has a fixed *slot* after the prompt: the beams of the first level have the first K
+The keys of every beam's token have a fixed *slot* after the prompt: the beams of the first level have the first K
 slots, those of the second the next, and so on. Selecting beams moves nothing: a beam knows which beam of its row each
 of its tokens was appended to. Source: xGR, section 5 (separated shared and unshared cache), with this table instead of
 its in-place reordering, which needs sorted parents.

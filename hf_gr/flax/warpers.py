@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What sampling does to scores before it draws: transformers' warpers, over children instead of the vocabulary.
+"""Changes of scores before sampling: transformers' warpers, over children instead of the vocabulary.
 
 Illegal tokens have a score of `-inf` by then, so omitting them changes nothing. Tokens of equal score are kept or
 dropped together here; transformers' `TopPLogitsWarper` may keep some of them.

@@ -191,7 +191,7 @@ class DraftHead(
     @classmethod
     def _from_folder(cls, folder: Path) -> DraftHead:
         def make(config: DraftHeadConfig, tensors: dict[str, Tensor], rows: Tensor | None) -> DraftHead:
-            with torch.device("meta"):  # before any memory is taken: the config may speak of terabytes
+            with torch.device("meta"):  # before any memory is taken: the config may ask for terabytes
                 layers = nn.ModuleDict(_layers(config)).state_dict()
             codebooks = {f"codebook_{level}": (size,) for level, size in enumerate(config.codebook_sizes)}
             head_files.check_tensors(codebooks | {name: layer.shape for name, layer in layers.items()}, tensors)

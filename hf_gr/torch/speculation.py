@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one forward scores: the live beams of some rows, and drafted nodes below them. Decides nothing.
+"""The nodes that one forward scores: the live beams of some rows, and drafts below them. Decides nothing.
 
 Each row advances at its own pace, and all stay in the batch: a forward scores the beams of every row on the level that
 it has come to, and what is drafted below them. Rows that wait, or are done, have dead beams there.
@@ -32,7 +32,7 @@ from .tree import Nodes
 
 @dataclass(frozen=True)
 class Speculation:
-    """What one call scored ahead, and what was accepted.
+    """Counts of what one call scored ahead and accepted.
 
     Attributes:
         target_forwards: forwards of the model after the prefill; the same for all rows of a batch.
