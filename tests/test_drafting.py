@@ -305,6 +305,17 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
         target.generate(**inputs, **options, assistant_model=is_short)
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_catalogues_need_no_forward_after_the_prompts(length: int) -> None:
+    target, inputs = model_of("qwen3"), prompts(2, 6)
+    index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(3, 20, size=(60, length)))
+    for draft in ({"drafting": "trie"}, {"assistant_model": small_llama(), "num_draft_beams": 20}):
+        out = target.generate(**inputs, constraint_index=index, num_beams=4, **draft, **DETAILS)
+        assert_same(out, target.generate(**inputs, constraint_index=index, num_beams=4, **DETAILS))
+        assert out.speculation.target_forwards == 0
+        assert out.speculation.drafted_steps.tolist() == [length - 1] * 2
+
+
 @pytest.mark.parametrize("kind", ["trie", "small"])
 @pytest.mark.parametrize("asked", [{"use_cache": False}, {"synced_gpus": True}, {"family": "bloom"}], ids=str)
 def test_where_nothing_can_be_drafted_that_is_said_once(
