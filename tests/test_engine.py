@@ -457,6 +457,7 @@ def test_the_checkpoints_beams_are_the_default_of_tables_and_servers(
 
 
 def test_costs_are_never_negative() -> None:
+    assert Costs.fit([100, 200, 400], [0.3, 0.5, 0.9]) == Costs(0.1, 0.002)
     for tokens, seconds in (([100, 200], [0.5, 0.4]), ([100, 400], [0.1, 0.9]), ([100, 100], [0.1, 0.1])):
         found = Costs.fit(tokens, seconds)
         assert found.fixed >= 0.0
