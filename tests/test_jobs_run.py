@@ -565,3 +565,17 @@ def test_a_process_that_dies_is_told_of(tmp_path: Path, case: Case, users: Path,
     assert message.startswith("another process has ended before its rows were done")
     assert parts_of(output) == [0, 2, 4]
     assert run(case, users, output).output.read_bytes() == whole
+
+
+def test_a_corrupt_row_group_keeps_the_rows_before_it(tmp_path: Path, case: Case) -> None:
+    path, output = tmp_path / "u.parquet", tmp_path / "recs.parquet"
+    users = [{"seen": user["seen"]} for user in make_users(case, 300)]
+    write_users(path, users, row_group_size=100, write_page_checksum=True, use_dictionary=False, compression="none")
+    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    data[middle : middle + 8] = bytes(8 * [0xAA])
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"u.parquet cannot be read from row \d+ on, expected complete parquet"):
+        recommend(case.model, path, output, constraint_index=case.index, history="seen", window_rows=16)
+    assert len(parts_of(output)) >= 4  # 64 rows at least
