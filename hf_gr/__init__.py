@@ -68,7 +68,7 @@ __all__ = [
     "recommend",
 ]
 
-# What a name needs beside NumPy and transformers: one may use Flax without PyTorch, or PyTorch without extras.
+# What a name needs in addition to NumPy and transformers: one may use Flax without PyTorch, or PyTorch without extras.
 _NEEDS = {
     "ConstraintLogitsProcessor": ("torch",),
     "DraftHead": ("torch",),

@@ -35,7 +35,7 @@ def evaluate(
     """Measure recommendations against what users chose next, and compare models.
 
     Without --target the last item of every history is the target, and the others are the prompt. With --history,
-    popular items and items that go with those of the history are evaluated beside the model. Intervals are bootstrap
+    popular items and items that go with those of the history are evaluated, too. Intervals are bootstrap
     intervals over users, and differences are paired over the same users. Exit codes are those of `hf-gr recommend`.
 
     Args:

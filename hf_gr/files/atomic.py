@@ -3,7 +3,7 @@
 """Atomic writes: files and folders get their names once all data is on disk. Knows nothing of the contents.
 
 After an error, a kill or a power failure, each name holds either the old content or the new. Until then the new
-content is in a hidden folder beside it, which its writer has locked: the system releases the lock when the writer
+content is in a hidden folder next to it, which its writer has locked: the system releases the lock when the writer
 dies, however it dies, and the next writer of the same machine removes what is left.
 """
 
@@ -84,7 +84,7 @@ def replaced_folder(target: Path) -> Iterator[Path]:
     """A new folder to write into, which replaces `target` when the block ends.
 
     A reader of `target` finds the old folder, the new one or none, never half of one. If a kill leaves none, the next
-    writer beside it brings the old one back.
+    writer there brings the old one back.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with _hidden_folder(target.parent) as hidden:

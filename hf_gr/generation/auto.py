@@ -156,7 +156,7 @@ def _refuse_only_torchs(args: tuple[Any, ...], given: dict[str, Any], taken: tup
         if name not in taken
     ]
     if args:
-        found.append(f"{len(args)} positional arguments, expected none besides the checkpoint with backend='flax'")
+        found.append(f"{len(args)} positional arguments, expected only the checkpoint with backend='flax'")
     if found:
         raise _OnlyTorchs(f"{'; '.join(found)}; or use backend='torch'")
 

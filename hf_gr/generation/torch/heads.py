@@ -150,7 +150,7 @@ def check_bare(head: Any) -> None:
     """Refuse a head that an adapter has put layers into, or around: its weights would have other names."""
     if not isinstance(head, DraftHead) or any(hasattr(module, "base_layer") for module in head.modules()):
         raise ValueError(
-            "model.draft_head has layers of an adapter (PEFT), expected its own, which are trained beside the "
+            "model.draft_head has layers of an adapter (PEFT), expected its own, which are trained with the "
             "adapter: exclude it by LoraConfig(exclude_modules=r'draft_head\\..*'), and keep it out of modules_to_save"
         )
 
