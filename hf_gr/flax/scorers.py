@@ -75,8 +75,8 @@ class NodeRoom:
             return jnp.zeros((*array.shape[:-2], num_slots, array.shape[-1]), dtype=array.dtype)
 
         room = jax.tree.map(empty, getattr(self, self.of_prompt))
-        shape = jax.tree.leaves(room)[0].shape
-        return replace(self, room=room, slot_depths=jnp.ones((shape[max(len(shape) - 4, 0)], num_slots), jnp.int32))
+        one = jax.tree.leaves(room)[0]
+        return replace(self, room=room, slot_depths=jnp.ones((one.shape[_batch_axis(one)], num_slots), jnp.int32))
 
     def keep(
         self: Room,
@@ -90,14 +90,18 @@ class NodeRoom:
             return self
 
         def kept(room: Array, new: Array) -> Array:
-            # `[*layers, batch, heads, slots, width]`, or `[batch, slots, width]`.
-            batch = max(room.ndim - 4, 0)
+            batch = _batch_axis(room)
             shape = (*[1] * batch, len(places), *[1] * (room.ndim - batch - 3), -1, 1)
             found = jnp.take_along_axis(new, places.reshape(shape), axis=-2, mode="clip")
             return jnp.where(is_new.reshape(shape), found, room)
 
         depths = jnp.where(is_new, jnp.take_along_axis(depths, places, axis=1, mode="clip"), self.slot_depths)
         return replace(self, room=jax.tree.map(kept, self.room, nodes), slot_depths=depths)
+
+
+def _batch_axis(room: Array) -> int:
+    """Of `[*layers, batch, heads, slots, width]`, or `[batch, slots, width]`."""
+    return max(room.ndim - 4, 0)
 
 
 @jax.tree_util.register_dataclass

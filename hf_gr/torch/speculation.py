@@ -150,7 +150,7 @@ def joined(parts: Sequence[Part]) -> list[Nodes]:
     first, drafted = parts[0]
     if first.rows.are_all:
         return [first.nodes, *drafted]
-    dead_state, joined = first.catalogue.dead_state, []
+    dead_state, every = first.catalogue.dead_state, []
     levels = [(frontier.rows, [frontier.nodes, *drafted]) for frontier, drafted in parts]
     for below in range(max(len(of) for _, of in levels)):
         there = [(rows, of[below]) for rows, of in levels if below < len(of)]
@@ -162,5 +162,5 @@ def joined(parts: Sequence[Part]) -> list[Nodes]:
             tokens = rows.where(F.pad(nodes.tokens, missing), tokens)
             parents = rows.where(F.pad(nodes.parents, missing), parents)
             states = rows.where(F.pad(nodes.states, missing, value=dead_state), states)
-        joined.append(Nodes(tokens, parents, states))
-    return joined
+        every.append(Nodes(tokens, parents, states))
+    return every

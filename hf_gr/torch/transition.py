@@ -86,11 +86,11 @@ class DeviceCatalogue:
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     """A batch's catalogue on a device; tries and rules move there once, the rest without synchronising."""
     if rules.rule_of_row is None and not rules.excluded:  # the same for all batches
-        return moved(rules.shared, device, lambda snapshot, device: _batchs(BatchRules((snapshot,)), device))
-    return _batchs(rules, device)
+        return moved(rules.shared, device, lambda snapshot, device: _of_batch(BatchRules((snapshot,)), device))
+    return _of_batch(rules, device)
 
 
-def _batchs(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
+def _of_batch(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     trie = on_device(rules.shared.trie, device)
     # An only child is alive if its parent is, which is checked above; the root is not checked.
     is_checked = [number > 0 and level.is_chain for number, level in enumerate(trie.levels)]

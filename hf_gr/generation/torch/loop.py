@@ -29,12 +29,12 @@ from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
 # transformers marks dead beams by adding -1e9, before or after it divides by the length; our mark is far lower.
-DEAD = -5e8
+NO_BEAM = -5e8
 
 
 def dead(scores: Tensor) -> Tensor:
     """Which scores belong to no answer."""
-    return scores < DEAD
+    return scores < NO_BEAM
 
 
 def run(generate: Callable[..., Any], call: Call, constraint: Constraint) -> tuple[Any, int]:
