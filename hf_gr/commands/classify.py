@@ -134,7 +134,10 @@ def classify(
         "seconds": perf_counter() - start,
         "output": str(output),
     }
-    typer.echo(json.dumps(facts)) if as_json else print_facts(facts)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        print_facts(facts)
 
 
 def warn_of_unknown(column: str, right: list[str], labels: Iterable[Any], hierarchy: str | None) -> None:

@@ -89,7 +89,7 @@ def build(
     if as_json:
         names = ("num_items", "max_length", "eos_token_id", "max_token_id", "nbytes")
         facts = {"output": str(output), "seconds": round(seconds, 3), "num_sequences": len(index)}
-        facts |= {name: getattr(index, name) for name in names} | {"warnings": list(doubts)}
+        facts |= {name: getattr(index, name) for name in names} | {"warnings": doubts}
         typer.echo(json.dumps(facts))
     else:
         print_built(index, output, seconds)
@@ -140,7 +140,7 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
         checked["vocabulary"] = f"{vocabulary:,} tokens of {model}; the largest here is {loaded.max_token_id:,}"
     doubts = doubts_of(loaded.snapshot, vocabulary=vocabulary)
     if as_json:
-        typer.echo(json.dumps({"index": index, "checked": checked, "warnings": list(doubts)}))
+        typer.echo(json.dumps({"index": index, "checked": checked, "warnings": doubts}))
     else:
         print_checked(index, checked)
     print_doubts(doubts)

@@ -149,20 +149,14 @@ def _run_model(
     job, table = make_job(contender.model, users, replace(every[0], constraint_index=contender.index), processes)
     model, index, mesh = job.decoder.model, job.decoder.index, job.decoder.options.get("mesh")
     hardware = backend_of(model).hardware(model, num_processes=processes.count, mesh=mesh)
-    doubts = list(doubts_of(index.snapshot, vocabulary=job.maker.vocab_size))
+    doubts = doubts_of(index.snapshot, vocabulary=job.maker.vocab_size)
     widths = [useful_beams(one.num_beams or job.decoder.num_beams, index, one.top_k) for one in every]
     place = processes.by_main(lambda: tempfile.mkdtemp(dir=folder), doing="has no folder for rows on the way")
-    runs = [
-        Run(
-            contender.name,
-            width,
-            output := Path(place, f"{width}.parquet"),
-            index,
-            doubts,
-            _run_beams(job, table, width, output, processes),
-        )
-        for width in dict.fromkeys(widths)
-    ]
+    runs = []
+    for width in dict.fromkeys(widths):
+        output = Path(place, f"{width}.parquet")
+        measured = _run_beams(job, table, width, output, processes)
+        runs.append(Run(contender.name, width, output, index, doubts, measured))
     return runs, (table, job.maker), hardware
 
 

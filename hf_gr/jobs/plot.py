@@ -175,10 +175,10 @@ def _values(results: Sequence[Result], metric: str) -> tuple[list[float], Any]:
     values = [result.metrics.get(metric, 0.0) for result in results]
     if not all(metric in result.intervals for result in results):
         return values, None
-    bounds = [result.intervals[metric] for result in results]
-    pairs = list(zip(values, bounds, strict=True))
+    lows, highs = zip(*(result.intervals[metric] for result in results), strict=True)
     # Percentiles of resamples may leave out the mean of few users.
-    below, above = [max(0.0, value - low) for value, (low, _) in pairs], [max(0.0, high - v) for v, (_, high) in pairs]
+    below = [max(0.0, value - low) for value, low in zip(values, lows, strict=True)]
+    above = [max(0.0, high - value) for value, high in zip(values, highs, strict=True)]
     return values, [below, above]
 
 
