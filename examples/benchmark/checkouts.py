@@ -78,13 +78,14 @@ def serve(options: argparse.Namespace) -> None:
     """Answer calls until the input ends."""
     import hf_gr
 
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/fuzz")]  # for `answer_case`
     bench = None if options.cases else make_bench(options)
     for line in sys.stdin:
         kind, *rest = json.loads(line)
         answer: Any = hf_gr.__file__
         if kind == "case":
             answer = answer_case(*rest)
-        if kind == "call":
+        elif kind == "call":
             setting, seed = Setting.parse(rest[0]), rest[1]
             prompt = make_prompt(bench, setting, seed)
             if not options.masked:
@@ -104,7 +105,6 @@ def close(scores: list[float], others: list[float]) -> bool:
 
 def answer_case(seed: int, number: int) -> list[Any]:
     """Rows and scores of one random call of `tests/fuzz`, or its error in the place of the rows."""
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/fuzz")]
     import test_generation as fuzz
 
     rng = np.random.default_rng([seed, number])
@@ -130,9 +130,10 @@ def compare_cases(one: Contender, other: Contender, number: int, *, seed: int = 
     found: Counter[str] = Counter()
     for case in range(number):
         (call, rows, scores), (_, other_rows, other_scores) = (each.ask("case", seed, case) for each in (one, other))
-        mine, theirs = isinstance(rows, str), isinstance(other_rows, str)
-        if mine or theirs:
-            kind = "refused by both" if mine and theirs else f"refused by {'this' if mine else 'the other'}"
+        errors = [answer for answer in ((rows, scores), (other_rows, other_scores)) if isinstance(answer[0], str)]
+        if errors:
+            who = "both" if len(errors) == 2 else "this" if isinstance(rows, str) else "the other"
+            kind = f"refused by {who}"
         elif rows == other_rows and close(scores, other_scores):
             kind = "equal"
         elif scores and np.shape(rows) == np.shape(other_rows) and close(scores, other_scores):
@@ -141,7 +142,7 @@ def compare_cases(one: Contender, other: Contender, number: int, *, seed: int = 
             kind = "different"
         found[kind] += 1
         if kind not in ("equal", "refused by both"):
-            print(f"{kind}: {call}: {scores if mine else other_scores if theirs else ''}"[:400])
+            print(f"{kind}: {call}: {errors[0][1] if errors else ''}"[:400])
     return {"cases": number, **found}
 
 
@@ -203,6 +204,8 @@ def main() -> None:
     contenders = [Contender(checkout, passed_on) for checkout in (ROOT, options.other)]
     if options.cases:
         found = compare_cases(*contenders, options.cases)
+        for contender in contenders:
+            contender.end()
         print(", ".join(f"{count:,} {kind}" for kind, count in found.items()))
         print_json_line("checkouts", torch.device("cpu"), found)
         return
