@@ -153,8 +153,9 @@ def test_odd_requests_are_answered_or_refused_by_name(http: httpx.Client) -> Non
 def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the engine and the application of each server would be made of."""
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(serve_module, "_make_engine", lambda _, index, **how: made.append({"index": index, **how}))
-    monkeypatch.setattr(serve_module, "_make_app", lambda _, **how: made[-1].update(how))
+    monkeypatch.setattr("hf_gr.serving.engine.Engine", lambda _, index, **how: made.append({"index": index, **how}))
+    monkeypatch.setattr("hf_gr.serving.app.make_app", lambda _, **how: made[-1].update(how))
+    monkeypatch.setattr("hf_gr.serving.logs.configure", lambda **_: None)
     monkeypatch.setattr("hf_gr.serving.run.run", lambda *_, **__: None)
     return made
 
@@ -262,7 +263,7 @@ def test_wrong_models_catalogues_keys_and_addresses(
     assert "run hf-gr demo first" in told
     assert "api_key is empty" in fail(checkpoint, "--port", 0, HF_GR_API_KEY="")
     assert "admin_key is empty" in fail(checkpoint, "--port", 0, HF_GR_ADMIN_KEY="")
-    monkeypatch.setattr(serve_module, "_make_engine", lambda *_, **__: pytest.fail("it loads before it looks"))
+    monkeypatch.setattr("hf_gr.serving.engine.Engine", lambda *_, **__: pytest.fail("it loads before it looks"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port={port} cannot be used (Address already in use)" in fail(checkpoint, "--port", port, code=1)

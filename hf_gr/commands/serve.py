@@ -24,6 +24,7 @@ PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "pr
 OF_ENGINE = (
     *("fallback", "unknown_items", "tokenizer", "max_prompt_tokens", "num_beams", "num_results", "max_beams"),
     *("workers", "token_budget", "max_batch", "max_queue", "timeout", "key_cache_bytes", "revision", "device"),
+    *("prefix_tokens", "suffix_tokens"),
 )
 
 
@@ -37,8 +38,8 @@ def serve(
     unknown_items: Literal["drop", "refuse"] = "drop",
     tokenizer: str | None = None,
     max_prompt_tokens: int | None = None,
-    prefix_tokens: Sequence[int] | None = None,
-    suffix_tokens: Sequence[int] | None = None,
+    prefix_tokens: Sequence[int] = (),
+    suffix_tokens: Sequence[int] = (),
     prompt: str | None = None,
     num_beams: int | None = None,
     num_results: int = 10,
@@ -124,8 +125,6 @@ def serve(
         is_open = is_loopback(host) and api_key is None
         if prompt is not None and "{text}" not in prompt:
             raise ValueError(f"prompt={prompt!r}, expected a text with {{text}} in it, where the text goes")
-        prompts: dict[str, Any] = {"prefix_tokens": prefix_tokens, "suffix_tokens": suffix_tokens}
-        prompts["prompt"] = None if prompt is None else prompt.replace("\\n", "\n")
         if not 0 <= port < 2**16:
             raise ValueError(f"port={port}, expected 0 to 65535")
         for argument in ("max_body", "drain_timeout", "drain_delay"):
@@ -144,12 +143,14 @@ def serve(
             if has_given and not begins:
                 what = "--index and --rules are not read"
                 typer.echo(f"hf-gr serve: {what}: {updates} has a catalogue; PUT and PATCH /v1/catalogue change it")
-        engine = _make_engine(
+        from hf_gr.serving.engine import Engine
+
+        engine = Engine(
             name,
             index if catalogue is None else catalogue,
             rules=named_rules if catalogue is None else None,
             **{name: arguments[name] for name in OF_ENGINE},
-            **{name: value for name, value in prompts.items() if value is not None},
+            **({} if prompt is None else {"prompt": prompt.replace("\\n", "\n")}),
             **of_generate(drafting, option, signature(serve).parameters),
         )
         url = address_of(made)
@@ -157,15 +158,19 @@ def serve(
         typer.echo(f"hf-gr serve: {name} at {url}, {more}documentation at {url}/docs; Ctrl-C ends it")
         if admin_key is None and not is_open:
             typer.echo("hf-gr serve: nobody may change the catalogue; $HF_GR_ADMIN_KEY makes that possible")
-        app = _make_app(
+        from hf_gr.serving import logs
+        from hf_gr.serving.app import make_app
+        from hf_gr.serving.middleware import Limits
+
+        logs.configure(level=log_level)
+        app = make_app(
             engine,
             api_key=api_key,
             admin_key=admin_key,
             is_read_only=admin_key is None and not is_open,
             titles=names,
-            max_body=max_body,
+            limits=Limits(max_body=max_body),
             drain_timeout=drain_timeout,
-            log_level=log_level,
         )
         failure = run(app, made, drain_timeout=drain_timeout, drain_delay=drain_delay)
     finally:
@@ -191,21 +196,6 @@ def _open_catalogue(folder: Path, index: str | None, rules: Any) -> tuple[Any, b
     catalogue = LiveCatalogue(first, rules, log=log)
     catalogue.follow()
     return catalogue, first is not None
-
-
-def _make_engine(name: str, index: Any, **options: Any) -> Any:
-    from hf_gr.serving.engine import Engine
-
-    return Engine(name, index, **options)
-
-
-def _make_app(engine: Any, *, max_body: int, log_level: str, **options: Any) -> Any:
-    from hf_gr.serving import logs
-    from hf_gr.serving.app import make_app
-    from hf_gr.serving.middleware import Limits
-
-    logs.configure(level=log_level)
-    return make_app(engine, limits=Limits(max_body=max_body), **options)
 
 
 def _demo_model() -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from hf_gr import evaluate, recommend
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.files.atomic import replaced_folder
+from hf_gr.files.atomic import replaced_files
 from hf_gr.files.cache import cache_folder
 from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
 from hf_gr.jobs.results import Evaluation
@@ -123,9 +123,10 @@ def run_demo(
     show.print_data(console, films)
     with _one_thread():
         trained_seconds = None
-        if retrain or not folder.exists():
+        if retrain or not (folder / USERS).exists():
             # The folder comes first: one that cannot be written fails here, not after minutes of training.
-            with replaced_folder(folder) as unfinished:
+            folder.mkdir(parents=True, exist_ok=True)
+            with replaced_files(folder) as unfinished:  # by name: USERS last
                 _save_users(films, split, unfinished / USERS)
                 trained_seconds = _train(films, split, settings, unfinished, console)
         model, index = load_recommender(folder)

@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic writes: files and folders get their names once all data is on disk. Knows nothing of the contents.
+"""Atomic writes: files get their names once all data is on disk. Knows nothing of the contents.
 
 After an error, a kill or a power failure, each name holds either the old content or the new. Until then the new
-content is in a hidden folder next to it, which its writer has locked: the system releases the lock when the writer
-dies, however it dies, and the next writer of the same machine removes what is left.
+content is in a hidden folder in the same place, which its writer has locked: the system releases the lock however the
+writer dies, and the next writer of the same machine removes the folder.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[Bina
 
 @contextmanager
 def replaced_files(directory: Path, *, first: Sequence[str] = ()) -> Iterator[Path]:
-    """A folder to write into, whose files replace those in `directory` when the block ends: `first`, then by name.
+    """A folder to write files into, which replace those in `directory` when the block ends: `first`, then by name.
 
     All of them are on disk before the first one is replaced; until then the old ones are untouched. They get the usual
     modes of new files, even if a library creates files that only their owner can read.
@@ -69,10 +69,8 @@ def replaced_files(directory: Path, *, first: Sequence[str] = ()) -> Iterator[Pa
         work.mkdir()
         yield work
         names = [*first, *sorted({path.name for path in work.iterdir()}.difference(first))]
-        (hidden / "usual").touch()
-        mode = (hidden / "usual").stat().st_mode
         for name in names:
-            (work / name).chmod(mode)
+            (work / name).chmod(work.stat().st_mode & 0o666)
             _sync(work / name)
         for name in names:
             (work / name).replace(directory / name)
@@ -80,69 +78,40 @@ def replaced_files(directory: Path, *, first: Sequence[str] = ()) -> Iterator[Pa
 
 
 @contextmanager
-def replaced_folder(target: Path) -> Iterator[Path]:
-    """A new folder to write into, which replaces `target` when the block ends.
-
-    A reader of `target` finds the old folder, the new one or none, never half of one. If a kill leaves none, the next
-    writer there brings the old one back.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _hidden_folder(target.parent) as hidden:
-        new, old = hidden / "new", hidden / "old" / target.name
-        new.mkdir()
-        old.parent.mkdir()
-        yield new
-        for path in new.rglob("*"):
-            if path.is_file():
-                _sync(path)
-        if target.exists():
-            target.rename(old)  # an end from here on: see _restore
-        new.replace(target)
-        _sync(target.parent)
-
-
-@contextmanager
 def _hidden_folder(parent: Path) -> Iterator[Path]:
-    """A locked folder of this writer alone, gone when the block ends; first, those of dead writers are removed."""
+    """A locked folder of this writer alone, removed when the block ends; first, those of dead writers are removed."""
     # Not every shared disk passes locks on: other machines' folders are left to them.
     prefix = f".unfinished-{hashlib.sha256(platform.node().encode()).hexdigest()[:8]}-"
-    taken = _lock(parent, wait=True)  # nobody takes a folder that is not locked yet for a dead writer's
+    for left in parent.glob(f"{prefix}*"):
+        if (lock := _lock(left)) is not None:
+            _remove(left, lock)
+    while True:
+        hidden = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = _lock(hidden, wait=True)
+        if hidden.exists():
+            break
+        if lock is not None:  # before it was locked, another writer took it for a dead one's
+            os.close(lock)
     try:
-        for left in parent.glob(f"{prefix}*"):
-            lock = _lock(left)
-            if lock is not None:
-                _restore(left)
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(lock)
-                with suppress(OSError):
-                    left.rmdir()  # a network disk keeps a folder while a file in it is open
-        made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-        lock = _lock(Path(made.name))
+        yield hidden
     finally:
-        if taken is not None:
-            os.close(taken)
-    with made as name:
-        try:
-            yield Path(name)
-        finally:
-            _restore(Path(name))
-            if lock is not None:
-                os.close(lock)
+        _remove(hidden, lock)
 
 
-def _restore(hidden: Path) -> None:
-    """Give an old folder its name back if its writer ended before the new one had it."""
-    for old in hidden.glob("old/*"):
-        if not (target := hidden.parent / old.name).exists():
-            old.rename(target)
+def _remove(hidden: Path, lock: int | None) -> None:
+    shutil.rmtree(hidden, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
+    with suppress(OSError):
+        hidden.rmdir()  # a network disk keeps a folder while a file in it is open
 
 
 def _lock(folder: Path, *, wait: bool = False) -> int | None:
-    """Lock a folder, no link; None if another writer has, or if this disk has no locks."""
+    """Lock a folder that is no link; None if it is gone, if another writer has it, or if this disk has no locks."""
     if fcntl is None:
         return None
     try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | (0 if wait else os.O_NOFOLLOW))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:

@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.files.atomic import make_folder, replaced_file, replaced_folder
+from hf_gr.files.atomic import make_folder, replaced_file
 
 try:
     import fcntl
@@ -165,10 +165,10 @@ class UpdateLog:
         snapshot = base.index.snapshot
         whole = replace(snapshot, alive=None)
         removed = np.flatnonzero(~whole.flags_of(snapshot)).tolist()
-        with replaced_folder(self._folder(base.version)) as new:
-            ConstraintIndex(whole).save_pretrained(new)
-            text = json.dumps({"rules": dict(base.rules), "removed": removed})
-            (new / STATE_FILE).write_text(text, encoding="utf-8")
+        folder = self._folder(base.version)  # which nobody reads before `LOG_FILE` names it
+        ConstraintIndex(whole).save_pretrained(folder)
+        with replaced_file(folder / STATE_FILE) as file:
+            file.write(json.dumps({"rules": dict(base.rules), "removed": removed}).encode())
 
     def _base_version(self) -> int | None:
         path = self.folder / LOG_FILE

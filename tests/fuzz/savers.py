@@ -85,19 +85,6 @@ def load_files(folder: Path) -> list[int]:
     return found
 
 
-def save_folder(folder: Path, number: int) -> None:
-    with atomic.replaced_folder(folder / "sub") as work:
-        for name in ("a", "b"):
-            (work / name).write_bytes(content(number))
-
-
-def load_folder(folder: Path) -> list[int]:
-    """Nothing between the old and the new."""
-    found = [number_in(folder / "sub" / name) for name in ("a", "b")] if (folder / "sub").exists() else []
-    assert len({*found}) <= 1, f"a folder of {found}"
-    return found[:1]
-
-
 def save_torn(folder: Path, number: int) -> None:
     """Planted: the harness must find it."""
     (folder / "a").write_bytes(content(number))
@@ -112,7 +99,6 @@ SAVERS = {
     "head": Saver(save_head, load_head, {"README.md", "draft_head_config.json", "draft_head.safetensors"}),
     "file": Saver(save_file, lambda folder: [number_in(folder / "a")], {"a"}),
     "files": Saver(save_files, load_files, {"a", "b", "c"}),
-    "folder": Saver(save_folder, load_folder, {"sub"}),
     "torn": Saver(save_torn, lambda folder: [number_in(folder / "a")], {"a"}),
 }
 
