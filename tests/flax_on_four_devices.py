@@ -210,31 +210,26 @@ def test_a_parameter_that_changes_changes_on_all_devices() -> None:
     assert model.params is not after
 
 
-def test_where_parameters_are() -> None:
+@pytest.mark.parametrize(
+    ("name", "shape", "where"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", (8, 6), ("model", None)),
+        ("self_attn.q_proj.weight", (28, 8, 6), (None, "model", None)),
+        ("self_attn.k_proj.bias", (28, 8), (None, "model")),
+        ("mlp.down_proj.weight", (6, 8), (None, "model")),
+        ("mlp.down_proj.bias", (8,), ()),
+        ("layer.1.EncDecAttention.o.weight", (6, 8), (None, "model")),
+        ("layer.2.DenseReluDense.wi_1.weight", (8, 6), ("model", None)),
+        ("shared.weight", (63, 6), ()),  # four devices do not divide 63
+        ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", (32, 4), ()),
+        ("mlp.experts.down_proj.weight", (5, 6, 8), (None, None, "model")),
+        ("mlp.gate.weight", (8, 6), ()),  # which experts a token uses, all devices know
+        ("fc1.bias", (8,), ("model",)),
+    ],
+)
+def test_where_parameters_are(name: str, shape: tuple[int, ...], where: tuple[Any, ...]) -> None:
     mesh = devices._mesh(tuple(jax.devices()), 4)
-
-    def spec(name: str, *shape: int) -> tuple[Any, ...]:
-        return tuple(devices.parameter_sharding(name, shape, mesh).spec)
-
-    assert spec("model.layers.0.self_attn.q_proj.weight", 8, 6) == ("model", None)
-    assert spec("self_attn.q_proj.weight", 28, 8, 6) == (None, "model", None)
-    assert spec("self_attn.k_proj.bias", 28, 8) == (None, "model")
-    assert spec("mlp.down_proj.weight", 6, 8) == (None, "model")
-    assert spec("mlp.down_proj.bias", 8) == ()
-    assert spec("layer.1.EncDecAttention.o.weight", 6, 8) == (None, "model")
-    assert spec("layer.2.DenseReluDense.wi_1.weight", 8, 6) == ("model", None)
-    assert spec("layer.2.DenseReluDense.wo.weight", 6, 8) == (None, "model")
-    assert spec("shared.weight", 64, 6) == ("model", None)
-    assert spec("shared.weight", 63, 6) == ()  # four devices do not divide 63
-    assert spec("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", 32, 4) == ()
-    assert spec("self_attn.q_norm.weight", 8) == ()
-    assert spec("mlp.experts.up_proj.weight", 5, 8, 6) == (None, "model", None)
-    assert spec("mlp.experts.down_proj.weight", 5, 6, 8) == (None, None, "model")
-    assert spec("mlp.gate.weight", 8, 6) == ()  # which experts a token uses, all devices know
-    assert spec("encoder_attn.out_proj.weight", 6, 8) == (None, "model")
-    assert spec("fc1.bias", 8) == ("model",)
-    assert spec("fc2.weight", 6, 8) == (None, "model")
-    assert spec("fc2.bias", 8) == ()
+    assert tuple(devices.parameter_sharding(name, shape, mesh).spec) == where
 
 
 SLOW_LAYOUTS = [pytest.param(family, marks=pytest.mark.slow) for family in ("gpt2", "phi3", "bart")]

@@ -19,6 +19,7 @@ from flax import nnx
 from transformers import AutoConfig
 
 from hf_gr import AutoModelForGenerativeRetrieval, GRGenerationConfig
+from hf_gr.answering.torch_models import load_draft_model, load_model
 from hf_gr.flax.model import FlaxModel
 from hf_gr.generation import auto, messages
 from hf_gr.generation.torch.mixin import GRGenerationMixin
@@ -70,6 +71,28 @@ def test_what_flax_lacks_is_loaded_by_pytorch_and_said_once(
         load(folder / name, backend="flax", **options)
 
 
+def test_backends_are_chosen_by_what_is_there(tpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert auto.choose_backend() == "flax"
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "cpu")
+        assert auto.choose_backend() == "torch"  # libtpu alone is no TPU
+    del tpu["libtpu"]
+    assert auto.choose_backend() == "torch"
+    del tpu["torch"]
+    assert auto.choose_backend() == "flax"
+
+
+def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(folder: Path) -> None:
+    """Tables of users are decoded by the PyTorch side."""
+    pytest.importorskip("pyarrow")
+    options: dict[str, Any] = {"dtype": "auto", "device_map": None}
+    model = load_model(folder / "llama", device="cpu", **options)
+    assert isinstance(model, GRGenerationMixin)
+    assert isinstance(load_draft_model(folder / "llama", model), GRGenerationMixin)
+    with pytest.raises(ValueError, match="model is a FlaxModel, expected a transformers model.*backend='torch'"):
+        load_model(load(folder / "llama"), device=None, **options)
+
+
 def test_what_flax_has_is_loaded_by_flax(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(load(folder / "llama", device_map=None), FlaxModel)
     assert "backend=" not in caplog.text
@@ -109,6 +132,8 @@ def test_a_mistake_is_no_lack(folder: Path) -> None:
         load(folder / "llama", dtype="int8")
     with pytest.raises(ValueError, match="is not there, expected a folder"):
         load(folder / "nothing", local_files_only=True)
+    with pytest.raises(ValueError, match="1 positional arguments"):
+        load(folder / "llama", 3, backend="flax")
 
 
 def test_random_models_are_made_by_either_backend(tpu: dict[str, Any]) -> None:

@@ -113,15 +113,9 @@ PLANS: list[tuple[int, bool, dict[str, Any]]] = [
     ),
 ]
 SLOW_PLANS: list[tuple[int, bool, dict[str, Any]]] = [  # what others show, too
-    (4, False, {}),
-    (4, True, STOPPING),
-    (1, False, DETAILS),
     (8, False, STOPPING | DETAILS),
     (4, False, {"do_sample": True, "top_p": np.float32(0.9), "min_p": np.float32(0.05)}),
-    (4, True, {"do_sample": True, "top_k": 3, **STOPPING}),
     (4, True, {"do_sample": True, "num_kept": 12, "min_tokens_to_keep": 3, "top_p": np.float32(0.5)}),
-    (40, False, {"do_sample": True}),
-    (1, False, {"do_sample": True, "num_return_sequences": 5}),
     (1, True, {"do_sample": True, "min_p": np.float32(0.2), **DETAILS}),
 ]
 

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from flax_pairs import SCORE_TOL, pair
 
-from hf_gr import AutoModelForGenerativeRetrieval
 from hf_gr.files import draft_head as head_files
 from hf_gr.flax import draft_head
 from hf_gr.flax.draft_head import DraftHead, HeadScorer
@@ -97,21 +96,6 @@ def test_files_are_those_of_the_other_side(dtype: torch.dtype, tmp_path: Path) -
         assert torch.equal(back.state_dict()[name], tensor)
 
 
-def test_a_checkpoint_goes_to_and_fro_with_its_head(tmp_path: Path) -> None:
-    torch_model, model, _ = pair("qwen3", head=3)
-    model.save_pretrained(tmp_path)
-    assert "draft head" in (tmp_path / "README.md").read_text()
-    back = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="torch")
-    assert back.draft_head.config == torch_model.draft_head.config == model.draft_head.config
-    for name, tensor in torch_model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], tensor), name
-    (tmp_path / head_files.JSON_FILE).unlink()
-    with pytest.raises(ValueError, match=r"has draft_head.safetensors and no draft_head_config.json"):
-        FlaxModel.from_pretrained(tmp_path)
-    (tmp_path / head_files.TENSORS_FILE).unlink()
-    assert FlaxModel.from_pretrained(tmp_path).draft_head is None
-
-
 def test_a_head_of_its_own_brings_its_placeholders(tmp_path: Path) -> None:
     torch_model, _, folder = pair("qwen3", head=3)
     torch_model.draft_head.save_pretrained(tmp_path)
@@ -125,24 +109,15 @@ def test_a_head_of_its_own_brings_its_placeholders(tmp_path: Path) -> None:
 
 
 def test_damaged_and_foreign_heads_are_refused(tmp_path: Path) -> None:
+    """test_draft_head_storage.py has every kind of damage: both sides read files by the same functions."""
     head = as_flax(new_head(3, hidden_size=8), tmp_path)
     for other, message in ((head, "hidden_size=8, expected the model's, 32"), (7, "head is a int, expected hf_gr")):
         with pytest.raises(ValueError, match=message):
             pair("qwen3")[1].add_draft_head(other)
     with pytest.raises(ValueError, match="codebooks have"):
         DraftHead(head.config, [[1, 2]] * 3, arrays={})
-    path = tmp_path / head_files.TENSORS_FILE
-    path.write_bytes(path.read_bytes()[:-8] + b"\0" * 4 + b"\1" * 4)
-    with pytest.raises(ValueError, match="altered|digest|damaged"):
-        DraftHead.from_pretrained(tmp_path)
     tensors = {name: tensor.numpy() for name, tensor in new_head(3).state_dict().items()}
-    weight = tensors["logit_heads.0.weight"]
-    for name, changed, message in (
-        ("codebook_1", tensors["codebook_1"].astype(np.float32), "codebook_1 is float32 of shape"),
-        ("logit_heads.0.weight", weight.astype(np.int64), "logit_heads.0.weight is int64 of shape"),
-        ("logit_heads.0.weight", weight * np.nan, "logit_heads.0.weight has NaN or infinity"),
-    ):
-        given = new_head(3).config.to_dict(), tensors | {name: changed}
-        head_files.save(safetensors.numpy, tmp_path, *given, card=None)
-        with pytest.raises(ValueError, match=message):
-            DraftHead.from_pretrained(tmp_path)
+    wrong = tensors | {"codebook_1": tensors["codebook_1"].astype(np.float32)}
+    head_files.save(safetensors.numpy, tmp_path, new_head(3).config.to_dict(), wrong, card=None)
+    with pytest.raises(ValueError, match="codebook_1 is float32 of shape"):
+        DraftHead.from_pretrained(tmp_path)

@@ -105,13 +105,6 @@ def test_drafts_of_samples_save_forwards(one_shape: None) -> None:
     assert set(runs) == {(LENGTH - 3, LENGTH - 1)}  # never a level less, whatever a filter leaves
 
 
-@pytest.mark.slow
-def test_drafts_save_forwards(one_shape: None) -> None:
-    runs = [check(seed, DRAFTING, ragged=False) for seed in range(10)]
-    assert {forwards for forwards, _ in runs} >= {1, 2}  # from the second token on, or from the third
-    assert all(before == LENGTH - 1 for _, before in runs)
-
-
 def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape: None) -> None:
     """Against a walk through what every row may be answered with."""
     drafter = WHOLE.drafter

@@ -26,11 +26,9 @@ from hf_gr import AutoModelForGenerativeRetrieval, GRGenerationConfig, enable
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.families import FAMILIES as IN_FLAX
 from hf_gr.flax.model import FlaxModel
-from hf_gr.generation import auto
 from hf_gr.generation.flax import mixin as flax
 from hf_gr.generation.flax.call import Call
 from hf_gr.generation.flax.loading import enable as enable_flax
-from hf_gr.generation.torch import mixin
 
 LENGTH = 3
 WHOLE = BEAMS | {"output_logits": True}  # one program for all tests that can have it
@@ -230,38 +228,3 @@ def test_enable_takes_models_of_flax_and_refuses_others() -> None:
     assert np.array_equal(again(np.array([[5, 6, 7]])), model(np.array([[5, 6, 7]])))
     with pytest.raises(ValueError, match="model is a int, expected a FlaxModel"):
         enable_flax(3)
-
-
-def test_backends_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    there = {"torch": object(), "jax": object(), "libtpu": object()}
-    monkeypatch.setattr(auto, "find_spec", there.get)
-    assert auto.choose_backend() == "torch"  # libtpu alone is no TPU
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert auto.choose_backend() == "flax"
-    del there["libtpu"]
-    assert auto.choose_backend() == "torch"
-    del there["torch"]
-    assert auto.choose_backend() == "flax"
-    for args, kwargs, message in (
-        ((), {"device_map": "cpu"}, "device_map is given"),
-        ((), {"backend": "tf"}, "backend='tf'"),
-        ((3,), {}, "1 positional arguments"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, *args, **{"backend": "flax", **kwargs})
-    with pytest.raises(ImportError, match="backend='torch' needs PyTorch: pip install torch"):
-        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="torch")
-
-
-def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a TPU, too: tables of users are decoded by the PyTorch side."""
-    pytest.importorskip("pyarrow")
-    from hf_gr.answering.torch_models import load_draft_model, load_model
-
-    torch_model, model, folder = pair("qwen3")
-    monkeypatch.setattr(auto, "choose_backend", lambda: "flax")
-    options: dict[str, Any] = {"dtype": "auto", "device_map": None, "device": "cpu"}
-    assert isinstance(load_model(folder, **options), mixin.GRGenerationMixin)
-    assert isinstance(load_draft_model(folder, torch_model), mixin.GRGenerationMixin)
-    with pytest.raises(ValueError, match="model is a FlaxModel, expected a transformers model.*backend='torch'"):
-        load_model(model, **options | {"device": None})

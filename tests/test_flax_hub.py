@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
+from hf_gr.files.hub import Source
+from hf_gr.flax import checkpoint
 from hf_gr.flax.draft_head import DraftHead
 from hf_gr.flax.model import FlaxModel
 
@@ -60,8 +63,6 @@ def test_a_checkpoint_goes_there_and_comes_back_by_revision(hub: HubServer, max_
 
 
 def test_all_is_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_gr.flax import checkpoint
-
     first = push(0, INDEX, 3)
     right = checkpoint.check_family
     done: list[bool] = []
@@ -82,10 +83,23 @@ def test_all_is_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer, monke
     assert sorted(INDEX.items(np.asarray(found)[:, 3:])) == [["ham"], ["jam"], ["yam"]]
 
 
-def test_a_repository_without_a_checkpoint_is_refused(hub: HubServer) -> None:
+def test_what_is_no_checkpoint_of_flax_is_refused_before_its_weights_are_there(hub: HubServer) -> None:
     INDEX.push_to_hub("me/model")
     with pytest.raises(ValueError, match=r"'me/model' .* gives no .*config\.json"):
         load()
+    build("mamba").push_to_hub("me/model")
+    with pytest.raises(NotImplementedError, match="config.model_type='mamba'"):
+        load()
+    assert not hub.asked("GET", "model.safetensors")
+
+
+def test_every_argument_says_where_a_checkpoint_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Any = mock.Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(checkpoint, "find", asked)
+    where = {"revision": "v1", "token": "secret", "cache_dir": "there", "local_files_only": True, "subfolder": "part"}
+    with pytest.raises(InterruptedError):
+        FlaxModel.from_pretrained("me/model", **where)
+    asked.assert_called_once_with(Source("me/model", **where))
 
 
 def test_a_draft_head_goes_with_its_checkpoint(hub: HubServer) -> None:
