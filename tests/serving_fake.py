@@ -71,7 +71,7 @@ class FakeEngine:
     def __init__(self, *, start_seconds: float = 0.0) -> None:
         index = ConstraintIndex.from_sequences(list(ITEMS.values()), item_ids=list(ITEMS))
         self.catalogue = LiveCatalogue(index, {"europe": ["B02", "B03"]}, version=3)
-        self.observer = Observer()
+        self.observers: list[Observer] = []
         self.is_ready = False
         self.num_waiting = 0
         self.asked: list[dict[str, Any]] = []
@@ -103,8 +103,9 @@ class FakeEngine:
                 self.num_cancelled += 1
                 raise
         edition = self.catalogue.edition
-        self.observer.computed(Batch(1, 64, 0.01, 0.01, target_forwards=3))
-        self.observer.ended("answered", 0.01)
+        for observer in self.observers:
+            observer.computed(Batch(1, 64, 0.01, 0.01, target_forwards=3))
+            observer.ended("answered", 0.01)
         items = [item for item in edition.index.item_ids if item not in given["exclude"]][: given["num_results"] or 2]
         seconds = {"total": 0.011, "queued": 0.001, "computed": 0.01}
         return Recommendation(items, [-0.5] * len(items), edition.version, seconds=seconds, batch_size=1)

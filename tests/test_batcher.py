@@ -77,7 +77,7 @@ def seconds_of(batch: Sequence[Job]) -> float:
 def echo(batch: Sequence[Job]) -> Computed:
     if any(job.request == "bad" for job in batch):
         raise RuntimeError("bad")
-    return Computed([job.request for job in batch])
+    return [job.request for job in batch], {}
 
 
 class Case:
@@ -88,7 +88,10 @@ class Case:
     ) -> None:
         self.pool, self.log, self.loop = VirtualWorkers(seconds), Log(), asyncio.get_running_loop()
         options = {"costs": COSTS, "token_budget": BUDGET, "max_batch": 64, "max_queue": 1000, **given}
-        self.batcher = Batcher(echo, self.pool, workers=workers, observer=self.log, **options)
+        self.batcher = Batcher(echo, self.pool, workers=workers, tell=self.tell, **options)
+
+    def tell(self, event: str, *told: Any) -> None:
+        getattr(self.log, event)(*told)
 
     def ask(self, request: Any, *, length: int = 20, timeout: float = 10.0, kind: Any = 20) -> asyncio.Task[Any]:
         job = Job(request, kind, length, 30, self.loop.time() + timeout, self.loop.time())

@@ -314,7 +314,7 @@ async def test_an_observer_may_come_later_and_may_fail(monkeypatch: pytest.Monke
         hear = getattr(log, event)
         monkeypatch.setattr(log, event, lambda *told, hear=hear: (hear(*told), 1 / 0))
     async with Engine(model_of(), INDEX) as engine:
-        engine.observer = log
+        engine.observers.append(log)
         for answer in await asyncio.gather(*[engine.recommend(history=[item], timeout=60) for item in IDS[:9]]):
             assert answer.items
     assert log.outcomes == {"answered": 9}

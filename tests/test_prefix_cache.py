@@ -44,7 +44,7 @@ def _says_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cache_all(model: Any, **options: Any) -> PrefixCache:
     """A cache that knows prefixes to the token."""
-    cache = prefix_cache(model, block=1, **options)
+    cache = prefix_cache(model, {}, block=1, **options)
     assert cache is not None
     return cache
 
@@ -93,8 +93,7 @@ def assert_as_without(model: Any, cache: PrefixCache, *, num_batches: int = 6, *
 
     for batch in visits(num_batches):
         assert_same(caching.answer(batch, count), plain.answer(batch))
-        if PrefixCache.takes_options(options):
-            assert all(cache.num_missing(request.tokens) == 1 for request in batch)
+        assert all(cache.num_missing(request.tokens) == 1 for request in batch)
     return num_cached
 
 
@@ -187,7 +186,7 @@ def test_the_least_recently_used_goes_first_and_never_what_others_begin_with() -
 def test_threads_catalogues_and_numbers_of_beams_share_what_is_cached() -> None:
     """Whole blocks, of which some are forgotten meanwhile."""
     model = enable(shared("qwen3"))
-    cache = prefix_cache(model, num_bytes=100 * BYTES)
+    cache = prefix_cache(model, {}, num_bytes=100 * BYTES)
     other = ConstraintIndex.from_sequences(ROWS[::2], item_ids=range(100, 100 + len(ROWS), 2))
     plain = [make_decoder(model), dataclasses.replace(make_decoder(model), index=other, num_beams=9)]
     batches = [(batch, plain[number % 2]) for number, batch in enumerate(visits(16))]
@@ -281,23 +280,21 @@ def test_models_that_are_not_known_to_compute_the_same_keys(
 ) -> None:
     model = enable(build(family, config=config))
     with caplog.at_level(logging.WARNING):
-        assert [prefix_cache(model) for _ in range(2)] == [None, None]
+        assert [prefix_cache(model, {}) for _ in range(2)] == [None, None]
     (record,) = [one for one in caplog.records if one.name.startswith("hf_gr")]
     assert record.getMessage().startswith(type(model).__name__)
     assert reason in record.getMessage()
 
 
 def test_options_of_another_loop_or_another_prompt_use_no_cache(caplog: pytest.LogCaptureFixture) -> None:
-    others = {"token_type_ids": torch.ones(1, 3)}, {"generation_config": GenerationConfig(use_cache=False)}
-    for options in ({"use_cache": False}, *others):
-        assert not PrefixCache.takes_options(options)
-        assert f"{next(iter(options))}: every prompt is" in caplog.text or "generation_config" in options
+    model, own = enable(shared("qwen3")), GenerationConfig(use_cache=False)
+    for options, named in (({"token_type_ids": 1}, "token_type_ids"), ({"generation_config": own}, "use_cache")):
+        assert prefix_cache(model, options) is None
+        assert f"{named}: every prompt is" in caplog.text
     harmless = {"do_sample": True, "drafting": "trie", "assistant_model": None, "length_penalty": 0.0}
-    assert PrefixCache.takes_options(harmless)
-    model = enable(shared("qwen3"))
-    cache = cache_all(model)
-    assert assert_as_without(model, cache, num_batches=3, use_cache=False) == cache.num_bytes == 0
+    assert prefix_cache(model, harmless, num_bytes=0) is None
+    cache = prefix_cache(model, harmless, block=1)
+    assert cache is not None
     make_decoder(model, cache).answer([Request(0, items_of(1)), Request(1, INSTRUCTION + items_of(2))])
     assert cache.num_missing([PAD] * 9 + items_of(1)) == 12  # padding is never cached
     assert cache.num_missing(items_of(1)) == 1
-    assert prefix_cache(model, num_bytes=0) is None

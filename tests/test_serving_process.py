@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -60,10 +61,11 @@ class Process:
     """A server in a process of its own."""
 
     def __init__(self, *arguments: str) -> None:
+        self.log = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the server when it is full
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.log,
             text=True,
             cwd=Path(__file__).parent,  # where the fake engine is
         )
@@ -78,11 +80,16 @@ class Process:
                     return
             except httpx.TransportError:
                 time.sleep(0.02)
-        raise AssertionError(self.process.stderr.read() if self.process.stderr else "")
+        raise AssertionError(self.read_log())
+
+    def read_log(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
 
     def end(self) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
         """Its exit code, what it printed, and its log, in which nothing failed."""
-        out, log = self.process.communicate(timeout=20)
+        out, _ = self.process.communicate(timeout=20)
+        log = self.read_log()
         assert "Traceback" not in log
         return self.process.returncode, json.loads(out), [json.loads(line) for line in log.splitlines()]
 
@@ -97,6 +104,7 @@ def process(*arguments: str) -> Iterator[Process]:
     finally:
         made.process.kill()
         made.process.communicate()
+        made.log.close()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import count
 from typing import Any
 
@@ -65,12 +64,17 @@ class _Block:
         return sum(one.nbytes for one in self.planes)
 
 
-def prefix_cache(model: Any, *, num_bytes: int = 2**28, block: int = BLOCK) -> PrefixCache | None:
-    """See `PrefixCache`; None for 0 bytes, or (it says so) for a model not known to compute prefixes alike."""
+def prefix_cache(
+    model: Any, options: Mapping[str, Any], *, num_bytes: int = 2**28, block: int = BLOCK
+) -> PrefixCache | None:
+    """See `PrefixCache`; None for 0 bytes, or (it says so) where prefixes are not known to be computed alike.
+
+    `options` are those of all calls of `generate`.
+    """
     if num_bytes <= 0:
         return None
-    if (reason := _why_not(model)) is not None:
-        say_once(f"{type(model).__name__} {reason}: every prompt is computed from its first token on")
+    if (reason := _why_not(model, options)) is not None:
+        say_once(f"{reason}: every prompt is computed from its first token on")
         return None
     return PrefixCache(model, num_bytes=num_bytes, block=block)
 
@@ -83,7 +87,7 @@ class PrefixCache:
     `parameter.data` in place calls `clear()`.
 
     Args:
-        model: in evaluation mode, with `GRGenerationMixin`; one that `prefix_cache` accepts.
+        model: in evaluation mode, with `GRGenerationMixin`, and accepted by `prefix_cache`.
         num_bytes: of memory at most.
         block: tokens of a block; prefixes of fewer are not cached.
     """
@@ -98,16 +102,6 @@ class PrefixCache:
         self._version = 0
         self._weights = _state_of_weights(model)
         self._drops_keys = "sliding_attention" in layer_types(model.config.get_text_config(decoder=True))
-
-    @staticmethod
-    def takes_options(options: Mapping[str, Any]) -> bool:
-        """Whether calls with these options of `generate` may use and fill a cache; said once, if not."""
-        config = options.get("generation_config")
-        names = [name for name in options if name not in HARMLESS and name not in _fields()]
-        names += ["use_cache"] if first_of("use_cache", options, config) is False else []
-        if names:
-            say_once(f"{', '.join(names)}: every prompt is computed from its first token on")
-        return not names
 
     def num_missing(self, tokens: Tokens) -> int:
         """How many tokens of a prompt must be computed: at least the last one, for its scores."""
@@ -153,7 +147,9 @@ class PrefixCache:
                 start = len(path) * self.block
                 if start < stop:
                     at = slice(width - len(tokens) + start, width - len(tokens) + stop)
-                    self._add(path, tokens[start:stop], _copied(past, row, at))
+                    keys = torch.stack([layer.keys[row, :, at] for layer in past.layers])
+                    values = torch.stack([layer.values[row, :, at] for layer in past.layers])
+                    self._add(path, tokens[start:stop], (keys, values))
                 self._use(path)
                 while self.num_bytes > self.capacity:
                     self.num_bytes -= self._blocks.popitem(last=False)[1].num_bytes
@@ -204,26 +200,23 @@ class PrefixCache:
         self.num_bytes = 0
 
 
-def _why_not(model: Any) -> str | None:
+def _why_not(model: Any, options: Mapping[str, Any]) -> str | None:
     """Why a model's keys cannot be cached; None if they can."""
-    config = model.config.get_text_config(decoder=True)
+    config, name = model.config.get_text_config(decoder=True), type(model).__name__
     if model.config.is_encoder_decoder:
-        return "has an encoder, whose tokens see later ones"
+        return f"{name} has an encoder, whose tokens see later ones"
     if config.model_type not in TREE_FAMILIES or "prepare_inputs_for_generation" in vars(model):  # PEFT's prompts
-        return f"is of no family with tested prefix caches (model_type={config.model_type!r})"
+        return f"{name} is of no family with tested prefix caches (model_type={config.model_type!r})"
     if kinds := set(layer_types(config)) - {"full_attention", "sliding_attention"}:
-        return f"has layers of {', '.join(sorted(kinds))}"
+        return f"{name} has layers of {', '.join(sorted(kinds))}"
     if getattr(config, "use_bidirectional_attention", None):
-        return "computes other keys if later tokens are others (use_bidirectional_attention)"
+        return f"{name} computes other keys if later tokens are others (use_bidirectional_attention)"
     if growing_angles(config):
-        return "turns keys by angles that depend on the length of the prompt (rope_type)"
-    return None
-
-
-@cache
-def _fields() -> frozenset[str]:
-    """The fields of a generation config."""
-    return frozenset({*vars(GenerationConfig()), *GR_FIELDS})
+        return f"{name} turns keys by angles that depend on the length of the prompt (rope_type)"
+    others = options.keys() - {*HARMLESS, *vars(GenerationConfig()), *GR_FIELDS}
+    if first_of("use_cache", options, options.get("generation_config")) is False:
+        others |= {"use_cache"}
+    return ", ".join(sorted(others)) or None
 
 
 def _state_of_weights(model: Any) -> tuple[Any, ...]:
@@ -245,12 +238,6 @@ def _is_uniform(past: Any) -> bool:
         if layer.is_initialized
     }
     return len(kinds) == 1 and all(layer.is_initialized for layer in past.layers)
-
-
-def _copied(past: Any, row: int, columns: slice) -> Planes:
-    """The planes of a row's columns."""
-    keys = torch.stack([layer.keys[row, :, columns] for layer in past.layers])
-    return keys, torch.stack([layer.values[row, :, columns] for layer in past.layers])
 
 
 def _joined(rows: Sequence[Sequence[Tensor]], used: Sequence[int], width: int) -> Tensor:

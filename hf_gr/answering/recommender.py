@@ -226,21 +226,18 @@ class Recommender:
         self, requests: Sequence[Request], on_progress: Callable[[int], None] = lambda num_rows: None
     ) -> list[Answer]:
         """Answers in the order of the requests; `on_progress` gets the number of new ones."""
-        answers: dict[int, Answer] = {}
-        for batch in self.batches(requests):
-            for number, answer in zip(batch, self.answer([requests[number] for number in batch]), strict=True):
-                answers[number] = answer
-            on_progress(len(set(batch)))
-        return [answers[number] for number in range(len(requests))]
-
-    def batches(self, requests: Sequence[Request]) -> list[list[int]]:
-        """The numbers of the requests to answer together; one may be there twice, to fill a batch."""
-        return self._backend.make_batches(
+        batches = self._backend.make_batches(
             [len(request.tokens) for request in requests],
             token_budget=self.token_budget,
             tokens_ahead=self.tokens_ahead(self.num_beams),
             mesh=self.options.get("mesh"),
         )
+        answers: dict[int, Answer] = {}
+        for batch in batches:  # a request may be there twice, to fill a batch
+            for number, answer in zip(batch, self.answer([requests[number] for number in batch]), strict=True):
+                answers[number] = answer
+            on_progress(len(set(batch)))
+        return [answers[number] for number in range(len(requests))]
 
     def answer(
         self, batch: Sequence[Request], on_output: Callable[[Any, int], None] = lambda out, num_cached_tokens: None
@@ -252,7 +249,7 @@ class Recommender:
         prompts = self.prompts(batch)
         views = [self._view(request) for request in batch]
         rules: Any = views if any(view is not self.index for view in views) else self.index
-        cache = self._usable_cache
+        cache = self.prefix_cache
         given = [request.tokens for request in batch]
         reuse = None if cache is None else cache.begin(given)
         excluded = [request.exclude for request in batch] if any(request.exclude for request in batch) else None
@@ -293,11 +290,6 @@ class Recommender:
     @cached_property
     def _backend(self) -> Backend:
         return backend_of(self.model)
-
-    @cached_property
-    def _usable_cache(self) -> PrefixCache | None:
-        cache = self.prefix_cache
-        return cache if cache is not None and cache.takes_options(self.options) else None
 
     def _seeds(self, batch: Sequence[Request]) -> dict[str, Any]:
         """The argument of `generate`: requests without a seed draw one where others have theirs."""

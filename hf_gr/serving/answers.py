@@ -5,12 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
-from functools import partialmethod
 from typing import Any, Literal
-
-logger = logging.getLogger(__name__)
 
 TIMEOUT = 10.0  # seconds until a request's deadline, unless it says otherwise
 
@@ -122,21 +118,3 @@ class Observer:
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
         """A request has ended, so many seconds after it arrived."""
-
-
-class Observers(Observer):
-    """Several observers, whose errors are logged: no request fails because of who only watches."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self.observers = observers
-
-    def _tell(self, event: str, *told: Any) -> None:
-        for observer in self.observers:
-            try:
-                getattr(observer, event)(*told)
-            except Exception:
-                logger.exception("an observer failed")
-
-    queued: Any = partialmethod(_tell, "queued")
-    computed: Any = partialmethod(_tell, "computed")
-    ended: Any = partialmethod(_tell, "ended")

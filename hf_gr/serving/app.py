@@ -45,7 +45,7 @@ except ImportError as missing:
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
 
-from .answers import Classification, Closed, Observers, Recommendation
+from .answers import Classification, Closed, Recommendation
 from .catalogues import Update
 from .logs import log
 
@@ -141,8 +141,7 @@ class Server:
         self.failure: BaseException | None = None  # which kept the engine from starting
         self.is_draining = False  # it is about to end, and says so; what is asked nevertheless is answered
         self._drain_timeout = drain_timeout
-        known = getattr(engine, "observer", None)
-        engine.observer = self.metrics if known is None else Observers(known, self.metrics)
+        engine.observers.append(self.metrics)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:

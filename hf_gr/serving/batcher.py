@@ -23,7 +23,7 @@ from typing import Any
 
 from hf_gr.answering.batching import num_batch_tokens
 
-from .answers import Batch, Closed, Observer, Overloaded, TooLate
+from .answers import Batch, Closed, Overloaded, TooLate
 from .costs import Costs
 
 PACE = 0.2  # weight of the last batch in what is known of the machine's pace
@@ -43,13 +43,13 @@ class Job:
     arrived: float
     future: asyncio.Future[Done] = field(init=False, repr=False)
 
+    @property
+    def tokens(self) -> int:
+        """Of a batch that has only this job."""
+        return num_batch_tokens(1, self.length, self.tokens_ahead)
 
-@dataclass(frozen=True)
-class Computed:
-    """What `run` gives back: a value or an error for every job, and fields of `Batch` for the observer."""
 
-    values: Sequence[Any]
-    told: Mapping[str, Any] = field(default_factory=dict)
+Computed = tuple[Sequence[Any], Mapping[str, Any]]  # a value or an error a job, and fields of `Batch`
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Batcher:
         token_budget: of a batch; a single job may need more, and is a batch of its own.
         max_batch: the most jobs of one.
         max_queue: the most jobs that wait.
+        tell: gets the name of an `Observer`'s method, and its arguments.
     """
 
     def __init__(
@@ -83,14 +84,13 @@ class Batcher:
         token_budget: int,
         max_batch: int,
         max_queue: int,
-        observer: Observer,
+        tell: Callable[..., None] = lambda event, *told: None,
     ) -> None:
         self.costs, self.token_budget, self.max_batch, self.max_queue = costs, token_budget, max_batch, max_queue
-        self.observer = observer
         self.pace = 1.0  # seconds of a batch by those that its costs predict
         # Of a request's own tokens, while others wait: that batches are padded and never quite full shows here.
         self.seconds_per_token = costs.seconds(token_budget) / token_budget
-        self._run, self._pool, self._workers = run, pool, workers
+        self._run, self._pool, self._workers, self._tell = run, pool, workers, tell
         self._waiting: list[Job] = []  # by deadline
         self._in_flight: dict[asyncio.Task[None], float] = {}  # and when each will probably end
         self._num_batches = 0
@@ -107,7 +107,7 @@ class Batcher:
         self._admit(job, loop.time())
         job.future = loop.create_future()
         insort(self._waiting, job, key=attrgetter("deadline"))
-        self.observer.queued(len(self._waiting))
+        self._tell("queued", len(self._waiting))
         self._wake()
         late = TooLate("the deadline passed before the answer was there: raise the timeout or use fewer beams")
         timer = loop.call_at(job.deadline, self._end, job, late)
@@ -145,8 +145,8 @@ class Batcher:
             after = self._seconds_before(math.inf, now)
             raise Overloaded(f"{self.max_queue} requests wait already: retry later", retry_after=after)
         before = self._seconds_before(job.deadline, now)
-        tokens = _tokens(job)  # what waits already may join its batch
-        tokens = max(tokens, min(self.token_budget, tokens + sum(map(_tokens, self._waiting))))
+        every = job.tokens + sum(one.tokens for one in self._waiting)  # what waits already may join its batch
+        tokens = max(job.tokens, min(self.token_budget, every))
         late = now + before + self.predicted(tokens) - job.deadline
         if late > 0.0:
             raise Overloaded(
@@ -157,7 +157,7 @@ class Batcher:
 
     def _seconds_before(self, deadline: float, now: float) -> float:
         """About how long a job with this deadline waits: until others have ended, and those before it in the queue."""
-        tokens = sum(_tokens(job) for job in self._waiting if job.deadline <= deadline)
+        tokens = sum(job.tokens for job in self._waiting if job.deadline <= deadline)
         left = sum(max(0.0, end - now) for end in self._in_flight.values())
         waiting = max(self.predicted(tokens), self.seconds_per_token * tokens) if tokens else 0.0
         return (left + waiting) / self._workers
@@ -185,16 +185,16 @@ class Batcher:
         """The next batch, and the seconds that it will probably take; jobs that cannot be in time are ended."""
         most = min(self.max_batch, math.ceil(len(self._waiting) / num_free))
         lead = self._waiting[0]
-        seconds = self.predicted(_tokens(lead))
+        seconds = self.predicted(lead.tokens)
         while now + seconds > lead.deadline and len(self._waiting) > num_free:  # a worker for each: all have a chance
             late = TooLate("the deadline came before the request's turn: raise the timeout or use fewer beams")
             self._end(lead, late)
             lead = self._waiting[0]
-            seconds = self.predicted(_tokens(lead))
+            seconds = self.predicted(lead.tokens)
         left = CHOICE * self.token_budget
         alike: list[Job] = []
         for job in self._waiting[1:]:
-            if job.kind == lead.kind and (left := left - _tokens(job)) > 0.0:
+            if job.kind == lead.kind and (left := left - job.tokens) > 0.0:
                 alike.append(job)
         alike.sort(key=lambda job: abs(job.length - lead.length))
         batch, longest = [lead], lead.length
@@ -210,10 +210,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         tokens = num_batch_tokens(len(batch), max(job.length for job in batch), batch[0].tokens_ahead)
         predicted = self.predicted(tokens)
-        try:
-            computed = await loop.run_in_executor(self._pool, self._run, batch)
-        except Exception as error:  # of one of them, perhaps: it must not fail the others
-            computed = Computed([error] if len(batch) == 1 else [await self._alone(job) for job in batch])
+        values, told = await self._values(batch)
         took = loop.time() - began
         pace = took / max(self.costs.seconds(tokens), 1e-9)
         self._num_batches += 1
@@ -221,25 +218,24 @@ class Batcher:
         self.pace += weight * (min(max(pace, FASTEST_PACE), SLOWEST_PACE) - self.pace)
         # One that is not full costs more by the token: if it took less, the estimate is too high, and might refuse
         # those that would fill batches for ever.
-        per_token = took / sum(map(_tokens, batch))
+        per_token = took / sum(job.tokens for job in batch)
         if is_full or per_token < self.seconds_per_token:
             self.seconds_per_token += weight * (per_token - self.seconds_per_token)
-        for job, value in zip(batch, computed.values, strict=True):
+        for job, value in zip(batch, values, strict=True):
             if isinstance(value, Exception):
                 self._end(job, value)
             elif not job.future.done():
                 job.future.set_result(Done(value, began - job.arrived, took, len(batch)))
-        self.observer.computed(Batch(len(batch), tokens, took, predicted, **computed.told))
+        self._tell("computed", Batch(len(batch), tokens, took, predicted, **told))
 
-    async def _alone(self, job: Job) -> Any:
-        """The value or the error of one job of a batch that failed."""
-        if job.future.done():
-            return None
+    async def _values(self, batch: list[Job]) -> Computed:
+        """What `run` gives back; if it raises, each job's own value or error."""
         try:
-            loop = asyncio.get_running_loop()
-            return (await loop.run_in_executor(self._pool, self._run, [job])).values[0]
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, batch)
         except Exception as error:
-            return error
+            if len(batch) == 1:
+                return [error], {}
+            return [None if job.future.done() else (await self._values([job]))[0][0] for job in batch], {}
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._in_flight[task]
@@ -255,9 +251,4 @@ class Batcher:
     def _remove(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-            self.observer.queued(len(self._waiting))
-
-
-def _tokens(job: Job) -> int:
-    """Of a batch that has only this job."""
-    return num_batch_tokens(1, job.length, job.tokens_ahead)
+            self._tell("queued", len(self._waiting))

@@ -13,32 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from hf_gr.answering.requests import split_items
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId, check_item_ids
 from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import refuse_unknown
 from hf_gr.files.text import counted
 
-from .update_log import Base, UpdateLog
+from .update_log import Edition, UpdateLog
 
 logger = logging.getLogger(__name__)
 
 # An addition forgets the items that earlier updates removed when they are more than this, and more than those left.
 MOST_REMOVED = 5_000
-
-
-@dataclass(frozen=True)
-class Edition:
-    """The catalogue of one moment, with which a whole batch is answered: its rules are named views of the index."""
-
-    version: int  # counts updates
-    index: ConstraintIndex  # which nobody changes; histories may still name items that were removed
-    rules: Mapping[str, ConstraintIndex] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -123,8 +114,8 @@ class LiveCatalogue:
         Raises:
             ValueError: a rule has ids that the index does not have; no index, and none in the log; a damaged log.
         """
-        self.check = check
-        self.on_change: Callable[[Edition], None] | None = None
+        self.check: Callable[[ConstraintIndex], None] = check or (lambda index: None)
+        self.on_change: Callable[[Edition], None] = lambda edition: None
         self._log = log
         self._writing = Lock()  # held by one update at a time; readers take `edition` once and need none
         self._following: tuple[Thread, Event] | None = None
@@ -135,7 +126,7 @@ class LiveCatalogue:
                     raise ValueError("index=None, expected an index: there is no log, or nothing is in it yet")
                 self._edition = self._updated(Edition(version - 1, copy.copy(index)), Update(rules=rules or {}))
                 if log is not None:
-                    log.begin(_base(self._edition))
+                    log.begin(self._edition)
         self.refresh()
 
     @property
@@ -160,7 +151,7 @@ class LiveCatalogue:
             self._edition = edition
             if self._log is not None and self._log.needs_base:
                 try:
-                    self._log.begin(_base(edition))
+                    self._log.begin(edition)
                 except OSError:
                     logger.exception("the log cannot begin anew: it grows until the next update")
         return self._told(edition)
@@ -179,15 +170,14 @@ class LiveCatalogue:
                 raise ValueError(
                     f"the index has item ids of {has}, expected {expected} as before: start another server for it"
                 )
-            if self.check is not None:
-                self.check(index)
+            self.check(index)
             rules = {name: _living(index, view) for name, view in self._edition.rules.items()}
-            edition = Edition(self._edition.version + 1, index, MappingProxyType(rules))
+            edition = Edition(self._edition.version + 1, index, rules)
             for name, view in self._edition.rules.items():
                 if lost := view.num_items - rules[name].num_items:
                     logger.warning("rule %r has lost %s: the new index lacks them", name, counted(lost, "item"))
             if self._log is not None:
-                self._log.begin(_base(edition))
+                self._log.begin(edition)
             self._edition = edition
         return self._told(edition)
 
@@ -228,7 +218,7 @@ class LiveCatalogue:
         if update.remove:
             index.remove(list(update.remove))
             for name, view in edition.rules.items():
-                if gone := _select(update.remove, view.has_items(list(update.remove))):
+                if gone := split_items(update.remove, view)[0]:
                     rules[name] = copy.copy(view)  # the arrays of the others stay on their devices
                     rules[name].remove(gone)
         if update.add:
@@ -237,8 +227,7 @@ class LiveCatalogue:
             except ValueError as error:
                 raise ValueError(f"add: {error}") from error
             rules = {name: _living(index, view) for name, view in edition.rules.items() if name not in update.rules}
-        if self.check is not None:
-            self.check(index)
+        self.check(index)
         for name, ids in update.rules.items():
             if ids is not None:
                 _refuse_unknown(index, ids, f"rules[{name!r}]")
@@ -250,7 +239,7 @@ class LiveCatalogue:
                 )
             else:
                 rules.pop(name, None)
-        return Edition(edition.version + 1, index, MappingProxyType(rules))
+        return Edition(edition.version + 1, index, rules)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -267,7 +256,8 @@ class LiveCatalogue:
         version = self._edition.version + 1 if base is None else base.version
         try:
             if base is not None:
-                self._edition = self._updated(Edition(version - 1, base.index), Update(rules=base.rules))
+                self.check(base.index)
+                self._edition = base
                 version += 1
             for fields in updates:
                 self._edition = self._updated(self._edition, Update.from_dict(fields))
@@ -276,11 +266,10 @@ class LiveCatalogue:
             raise ValueError(f"{self._log.folder}, version {version}: {error}") from error
 
     def _told(self, edition: Edition) -> Edition:
-        if self.on_change is not None:
-            try:
-                self.on_change(edition)
-            except Exception:  # the change is made, whoever hears of it
-                logger.exception("not everybody was told of catalogue version %d", edition.version)
+        try:
+            self.on_change(edition)
+        except Exception:  # the change is made, whoever hears of it
+            logger.exception("not everybody was told of catalogue version %d", edition.version)
         return edition
 
     def _follow(self, stop: Event, seconds: float) -> None:
@@ -291,25 +280,14 @@ class LiveCatalogue:
                 logger.exception("the catalogue could not be refreshed: version %d stays", self._edition.version)
 
 
-def _base(edition: Edition) -> Base:
-    """An edition as a log keeps it."""
-    rules = {name: _select(view.item_ids, ...) for name, view in edition.rules.items()}
-    return Base(edition.version, edition.index, rules)
-
-
 def _living(index: ConstraintIndex, view: ConstraintIndex) -> ConstraintIndex:
     """The items of another index's view that an index has."""
-    return index.where(_select(view.item_ids, index.has_items(view.item_ids)))
+    return index.where(np.asarray(view.item_ids, dtype=object)[index.has_items(view.item_ids)].tolist())
 
 
 def _refuse_unknown(index: ConstraintIndex, item_ids: Sequence[ItemId], argument: str) -> None:
     ids = index.snapshot.check_ids(item_ids, argument)
     refuse_unknown(ids, index.has_items(ids), argument, fix="omit them, or add them in the same update")
-
-
-def _select(ids: Any, flags: Any) -> list[Any]:
-    """The flagged ids, as Python's integers or strings."""
-    return np.asarray(ids, dtype=None if isinstance(ids, np.ndarray) else object)[flags].tolist()
 
 
 def _read_item(item: Any, number: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
                 recommender.answer(batch)
                 return time.perf_counter() - start
 
-            took = workers.run_on_all(workers.on_stream(compute))
+            took = workers.run_on_all(compute)
             if number or time.perf_counter() - began > PATIENCE:
                 times[rows, length].append(float(np.mean(took)))
         if number and time.perf_counter() - began > PATIENCE:
@@ -103,7 +103,7 @@ def prepare(recommender: Recommender, workers: Workers, costs: Costs, *, max_bat
         most = min(max_batch, max(costs.token_budget // cost, 1))
         for size in (1 << power for power in range(most.bit_length())):  # sizes within a factor of two are one kind
             if time.perf_counter() - began <= PATIENCE:
-                workers.submit(workers.on_stream(act), size).result()
+                workers.submit(act, size).result()
 
     room, model = recommender.room or CAPTURED[-1], recommender.model
     if recommender.option("drafting") == "auto":

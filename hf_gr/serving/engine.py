@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,13 @@ from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
-from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Observer, Observers, Recommendation, outcome_of
+from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Observer, Recommendation, outcome_of
 from .batcher import Batcher, Computed, Job
 from .catalogues import LiveCatalogue
 from .costs import Costs, fit_costs, prepare
 from .workers import Workers
+
+logger = logging.getLogger(__name__)
 
 CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
 COUNTS = "num_beams num_results max_beams workers cores token_budget max_batch max_queue max_prompt_tokens".split()
@@ -165,7 +167,7 @@ class Engine:
         )
         self.catalogue.check = self._check_index
         self._check_index(edition.index)
-        self._observer = Observers(observer or Observer())
+        self.observers = [] if observer is None else [observer]  # more may come at any time
         self.prompt = prompt
         self._workers = Workers(workers, input_device(model), cores=cores)
         self._limits = {"max_batch": max_batch, "max_queue": max_queue}
@@ -187,15 +189,6 @@ class Engine:
         return self._recommender.model
 
     @property
-    def observer(self) -> Observer:
-        """Who hears of batches and requests; may be replaced at any time."""
-        return self._observer.observers[0]
-
-    @observer.setter
-    def observer(self, observer: Observer) -> None:
-        self._observer.observers = (observer,)
-
-    @property
     def is_ready(self) -> bool:
         """Whether the engine is warmed up, and not closing."""
         return self._batcher is not None and not self._batcher.is_closing
@@ -215,12 +208,12 @@ class Engine:
             raise Closed("a closed engine cannot start again: make another one")
         costs = await asyncio.get_running_loop().run_in_executor(None, self._warm_up)
         self._batcher = Batcher(
-            self._workers.on_stream(self._compute),
+            self._compute,
             self._workers,
             workers=self._workers.count,
             costs=costs,
             token_budget=self._token_budget or costs.token_budget,
-            observer=self._observer,
+            tell=self._tell,
             **self._limits,
         )
 
@@ -269,21 +262,13 @@ class Engine:
             Closed: the engine is not ready.
             BrokenAnswer: the model's scores are not numbers.
         """
-        with self._observed() as arrived:
-            deadline = arrived + (self._timeout if timeout is None else _seconds_of(timeout))
+        given = {name: value for name, value in locals().items() if name not in ("self", "timeout")}
+        with self._observed(timeout) as (arrived, deadline):
             recommender = self._current()
-            request = await self._read(
-                recommender,
-                history=history,
-                text=text,
-                tokens=tokens,
-                num_results=num_results,
-                num_beams=num_beams,
-                exclude=exclude,
-                filter=filter,
-                rule=rule,
-                seed=seed,
-            )
+            if sum(len(value) for value in given.values() if isinstance(value, (str, list, tuple))) <= LARGE:
+                request = recommender.read(**given)
+            else:  # the others do not wait for it
+                request = await asyncio.to_thread(recommender.read, **given)
             if not request.tokens:
                 items = recommender.fallback_items(request)
                 return Recommendation(items, None, recommender.version, dropped=request.dropped, is_fallback=True)
@@ -301,8 +286,7 @@ class Engine:
         Raises:
             ValueError: an invalid argument, or a catalogue that has no labels; the rest is as in `recommend`.
         """
-        with self._observed() as arrived:
-            deadline = arrived + (self._timeout if timeout is None else _seconds_of(timeout))
+        with self._observed(timeout) as (arrived, deadline):
             recommender = self._current()
             if recommender.index.snapshot.tokenizer is None:
                 raise ValueError("the catalogue has items and no labels, expected one of ConstraintIndex.from_labels")
@@ -318,18 +302,26 @@ class Engine:
             return await self._answer(Job((text, num_labels), CLASSIFY, length, ahead, deadline, arrived))
 
     @contextmanager
-    def _observed(self) -> Iterator[float]:
-        """The time when a request arrived; the observer hears how it ends."""
+    def _observed(self, timeout: float | None) -> Iterator[tuple[float, float]]:
+        """When a request arrived, and its deadline; observers hear how it ends."""
         clock = asyncio.get_running_loop().time
         arrived = clock()
         outcome = "answered"
         try:
-            yield arrived
+            yield arrived, arrived + (self._timeout if timeout is None else _seconds_of(timeout))
         except BaseException as error:
             outcome = outcome_of(error)
             raise
         finally:
-            self._observer.ended(outcome, clock() - arrived)
+            self._tell("ended", outcome, clock() - arrived)
+
+    def _tell(self, event: str, *told: Any) -> None:
+        """Tell all observers; no request fails because of who only watches."""
+        for observer in self.observers:
+            try:
+                getattr(observer, event)(*told)
+            except Exception:
+                logger.exception("an observer failed")
 
     def _check_index(self, index: ConstraintIndex) -> None:
         """Refuse a catalogue with tokens that the model lacks, or with sequences that leave no room for a prompt."""
@@ -355,7 +347,8 @@ class Engine:
         usual = replace(whole, num_beams=useful_beams(whole.num_beams, whole.index, whole.num_results))
         costs = fit_costs(usual, self._workers)
         prepare(usual, self._workers, costs, max_batch=self._limits["max_batch"])
-        cache = prefix_cache(whole.model, num_bytes=self._key_cache_bytes)  # nothing above was measured with it
+        # Nothing above was measured with it.
+        cache = prefix_cache(whole.model, whole.options, num_bytes=self._key_cache_bytes)
         self._recommender = replace(whole, prefix_cache=cache)
         return costs
 
@@ -372,7 +365,7 @@ class Engine:
         """The answers to a batch, in a worker; all of one edition of the catalogue."""
         recommender = self._current()
         if batch[0].kind == CLASSIFY:
-            return Computed(self._ranked(batch, recommender))
+            return self._ranked(batch, recommender), {}
         requests: list[Request] = [job.request for job in batch]
         most = max(request.num_results or 0 for request in requests)
         told: dict[str, Any] = {}
@@ -396,7 +389,7 @@ class Engine:
             )
             for request, answer in zip(requests, answers, strict=True)
         ]
-        return Computed(values, told)
+        return values, told
 
     def _ranked(self, batch: Sequence[Job], recommender: Recommender) -> list[Classification]:
         texts, numbers = zip(*(job.request for job in batch), strict=True)
@@ -415,13 +408,6 @@ class Engine:
             Classification([label for label, _ in labels], [share for _, share in labels], recommender.version)
             for labels in best
         ]
-
-    async def _read(self, recommender: Recommender, **arguments: Any) -> Request:
-        """See `Recommender.read`; a large request does not keep the others waiting."""
-        read = partial(recommender.read, **arguments)
-        if sum(len(value) for value in arguments.values() if isinstance(value, (str, list, tuple))) <= LARGE:
-            return read()
-        return await asyncio.get_running_loop().run_in_executor(None, read)
 
 
 def _seconds_of(timeout: Any) -> float:

@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,12 @@ MOST_BYTES = 2**24
 
 
 @dataclass(frozen=True)
-class Base:
-    """A catalogue that updates follow."""
+class Edition:
+    """The catalogue of one moment, with which a whole batch is answered: its rules are named views of the index."""
 
-    version: int
-    index: ConstraintIndex  # those that were removed are saved, too: users' histories still have them
-    rules: Mapping[str, list[Any]]  # item ids by name
+    version: int  # counts updates
+    index: ConstraintIndex  # which nobody changes; histories may still name items that were removed
+    rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
 
 
 class UpdateLog:
@@ -87,7 +87,7 @@ class UpdateLog:
         finally:
             os.close(lock)
 
-    def read(self, since: int) -> tuple[Base | None, list[dict[str, Any]]]:
+    def read(self, since: int) -> tuple[Edition | None, list[dict[str, Any]]]:
         """What is newer than a version: another base to begin with, if there is one, and the updates after it."""
         while True:
             version = self._base_version()
@@ -114,7 +114,7 @@ class UpdateLog:
                 raise
         self._version, self._end = version, self._end + len(line)
 
-    def begin(self, base: Base) -> None:
+    def begin(self, base: Edition) -> None:
         """Go on with another base, as the only writer who has read all."""
         self._save(base)
         with replaced_file(self._updates(base.version)):
@@ -128,7 +128,7 @@ class UpdateLog:
         for path in {*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")} - kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _read(self, base: int, since: int) -> tuple[Base | None, list[dict[str, Any]]]:
+    def _read(self, base: int, since: int) -> tuple[Edition | None, list[dict[str, Any]]]:
         path, updates = self._updates(base), []
         number, end = (self._version, self._end) if (base, since) == (self._base, self._version) else (base, 0)
         loaded = self._load(base) if base > since else None
@@ -150,25 +150,27 @@ class UpdateLog:
         self._base, self._version, self._end = base, number, end
         return loaded, updates
 
-    def _load(self, version: int) -> Base:
+    def _load(self, version: int) -> Edition:
         folder = self._folder(version)
         whole = ConstraintIndex.from_pretrained(folder)
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             is_living = np.ones(whole.num_items, dtype=bool)
             is_living[state["removed"]] = False
-            return Base(version, whole if is_living.all() else whole.where(is_living), state["rules"])
+            index = whole if is_living.all() else whole.where(is_living)
+            return Edition(version, index, {name: index.where(ids) for name, ids in state["rules"].items()})
         except (ValueError, KeyError, IndexError) as error:
             raise ValueError(f"{folder / STATE_FILE} is damaged ({error}): restore the folder from a copy") from error
 
-    def _save(self, base: Base) -> None:
+    def _save(self, base: Edition) -> None:
         snapshot = base.index.snapshot
         whole = replace(snapshot, alive=None)
         removed = np.flatnonzero(~whole.flags_of(snapshot)).tolist()
         folder = self._folder(base.version)  # which nobody reads before `LOG_FILE` names it
         ConstraintIndex(whole).save_pretrained(folder)
+        rules = {name: np.asarray(view.item_ids, dtype=object).tolist() for name, view in base.rules.items()}
         with replaced_file(folder / STATE_FILE) as file:
-            file.write(json.dumps({"rules": dict(base.rules), "removed": removed}).encode())
+            file.write(json.dumps({"rules": rules, "removed": removed}).encode())
 
     def _base_version(self) -> int | None:
         path = self.folder / LOG_FILE

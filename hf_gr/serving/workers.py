@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -34,21 +33,19 @@ class Workers(ThreadPoolExecutor):
         threads = max(1, cores // self.count) if device.type == "cpu" else torch.get_num_threads()
         super().__init__(self.count, "hf_gr worker", torch.set_num_threads, (threads,))
 
-    def on_stream(self, run: Callable[..., Result]) -> Callable[..., Result]:
-        """A function that runs on the stream of its worker."""
+    def submit(self, run: Callable[..., Result], /, *arguments: Any) -> Future[Result]:
+        """Run a function in a worker, on a GPU in the worker's own stream."""
+        return super().submit(self._run, run, *arguments)
 
-        @wraps(run)
-        def on_own_stream(*arguments: Any) -> Result:
-            if self.device.type != "cuda":
-                return run(*arguments)
-            if not hasattr(self._own, "stream"):
-                self._own.stream = torch.cuda.Stream(self.device)
-            with torch.cuda.stream(self._own.stream):
-                result = run(*arguments)
-            self._own.stream.synchronize()
-            return result
-
-        return on_own_stream
+    def _run(self, run: Callable[..., Result], *arguments: Any) -> Result:
+        if self.device.type != "cuda":
+            return run(*arguments)
+        if not hasattr(self._own, "stream"):
+            self._own.stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(self._own.stream):
+            result = run(*arguments)
+        self._own.stream.synchronize()
+        return result
 
     def run_on_all(self, run: Callable[[], Result]) -> list[Result]:
         """What a function returns in every worker, all at the same time."""
