@@ -28,7 +28,7 @@ pytestmark = [
 
 
 ALL = {**FAMILIES, **TRIED}
-STATEFUL = {"lfm2", "mamba"}  # recurrent states: no assistants, no attentions of some layers, no caches to continue
+STATEFUL = {"lfm2", "mamba"}  # recurrent states, which know no positions
 SCORE_TOL = 1e-4  # as in test_parity
 STATE_TOL = 1e-3  # hidden states of a few layers with weights of 0.25
 LENGTH = 9
@@ -208,35 +208,7 @@ def test_prompts_in_other_forms(family: str, kind: str, num_beams: int) -> None:
     assert_same(*both(family, catalogue(ragged=False), **options), num_beams)
 
 
-# Caches and compiled forwards
-
-
-@families
-def test_a_call_continues_another(family: str) -> None:
-    """From the cache of a call, by tokens and by embeddings."""
-    plain, model = pair(family)
-    if family in STATEFUL or model.config.is_encoder_decoder:
-        pytest.skip("a recurrent state cannot be cropped; an encoder's prompt does not grow")
-    inputs = prompts(2, LENGTH, padded=True)
-
-    def longer(tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, tokens.shape[1] - LENGTH), value=1)
-        return {"input_ids": tokens, "attention_mask": mask}
-
-    # The cache is the prompt's, and the next prompt goes on from it.
-    beams = {"num_beams": 3, "num_return_sequences": 3, **DETAILS, "constraint_index": catalogue(ragged=False)}
-    first = call(model, **inputs, **beams)
-    if first.speculation is None:
-        pytest.skip("transformers' loop keeps a row a beam")
-    given = longer(torch.cat([inputs["input_ids"], torch.tensor([[7, 8, 9]] * 2)], dim=1))
-    expected = call(model, **given, **beams)
-    found = call(model, **given, **beams, past_key_values=first.past_key_values)
-    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    if "inputs_embeds" in inspect.signature(plain.prepare_inputs_for_generation).parameters:
-        embeds = model.get_input_embeddings()(given.pop("input_ids")).detach()
-        found = call(model, **given, inputs_embeds=embeds, **beams, past_key_values=first.past_key_values)
-        assert found.sequences[:, -3:].tolist() == expected.sequences[:, -3:].tolist()
+# Compiled forwards
 
 
 @pytest.mark.parametrize("family", ["bloom", "qwen3", "t5"])
@@ -282,20 +254,3 @@ def test_resized_embeddings(family: str) -> None:
     beams = {"num_beams": 3, "num_return_sequences": 3}
     theirs = call(plain, **inputs, **beams, max_new_tokens=2, prefix_allowed_tokens_fn=legal)
     assert call(model, **inputs, **beams, constraint_index=index).tolist() == theirs.tolist()
-
-
-@families
-@pytest.mark.parametrize("padding", [0, EOS, VOCABULARY - 1])
-def test_padding_and_end_tokens(family: str, padding: int) -> None:
-    """Paddings of 0, of the end token and of the last token; end tokens alone and in lists."""
-    model, inputs = pair(family)[1], prompts(2, LENGTH, padded=True)
-    index, short = catalogue(ragged=True), 0
-    for end, mode in (([EOS, 50], {}), (EOS, {"num_beams": 3, "num_return_sequences": 2})):
-        options = {**inputs, **mode, **SHORTER, "pad_token_id": padding, "eos_token_id": end}
-        theirs, ours = both(family, index, **options, **DETAILS)
-        length = prompt_length(model, options)
-        assert_same(theirs, ours, mode.get("num_return_sequences", 1))
-        tails = [row[row.index(EOS) + 1 :] for row in ours.sequences[:, length:].tolist()]
-        assert {token for tail in tails for token in tail} <= {padding}
-        short += sum(map(bool, tails))
-    assert short

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_cuda import PretendCuda, as_one_operation
 from table_scorers import make_plan
 
 from hf_gr.core.beam import Beams
@@ -95,25 +94,6 @@ def test_where_a_compiled_call_fails_pieces_are_left(monkeypatch: pytest.MonkeyP
     assert tried == [log_probs._log_probs]
     assert caplog.text.count("torch.compile fails") == 1
     assert torch.equal(found.as_subclass(torch.Tensor), given.log_softmax(-1).gather(-1, tokens))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
-def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """512 beams over 151,936 tokens on a device."""
-    monkeypatch.setattr(log_probs, "_compiled", lambda: as_one_operation(log_probs._log_probs))
-    monkeypatch.setattr(log_probs, "NOT_COMPILED", set())
-    shape = (1, 512, 151_936)
-    with PretendCuda() as cuda:
-        given = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
-        nothing = torch.zeros((1, 512, 256), dtype=torch.long, device="cuda")
-        legal = Children(nothing, nothing == 0, nothing)
-        beams = Beams.start(ops, torch.zeros((), device="cuda"), batch_size=1, width=512)
-        log = cuda.clear()
-        found = decode.child_scores(given, legal, beams, make_plan(1, 512))
-    assert found.shape == (1, 512, 256)
-    assert log.operations[None] <= 10
-    assert not log.waits
-    assert max(made.num_bytes for made in log.made) < given.numel() * 4 // 2  # less than half of them all in fp32
 
 
 @pytest.mark.gpu

@@ -121,9 +121,6 @@ def test_classify_ranks_answers() -> None:
     [
         ({"max_labels": None}, "separator is given without a limit, expected max_labels= or max_new_tokens="),
         ({"separator": None}, "max_labels=2 without separator, expected both"),
-        ({"max_labels": 0}, "max_labels=0, expected 1 or more"),
-        ({"separator": ";"}, "separator=';' is a text, expected tokenizer="),
-        ({"separator": [4]}, "is also inside labels"),
         ({"separator": [99]}, "separator has token 99, expected less than the vocabulary, 32"),
         ({"drafting": "trie"}, "drafting='trie', expected no draft"),
         ({"constraint_index": False}, "given without constraint_index"),
