@@ -183,7 +183,7 @@ def test_baselines_are_what_the_definitions_say(latest: int, repeats: bool, monk
     for number, history in enumerate([*histories, [99], []]):
         exclude = draw.permutation(30)[: number % 5].tolist()
         allowed = [item for item in catalogue if item % 3 == 0] if number % 4 == 0 else None
-        request = Request(0, [], tuple(exclude), None if allowed is None else tuple(allowed))
+        request = Request([], tuple(exclude), None if allowed is None else tuple(allowed))
         omitted = [*exclude, *([] if repeats else history)]
         expected = reference_lists(histories, catalogue, history, omitted, allowed, 10)
         assert found.answer(request, history, top_k=10) == expected, number
@@ -195,7 +195,7 @@ def test_a_target_among_the_excluded_history_may_be_found(excluded: bool) -> Non
     counted = Histories()
     counted.add([[number, number + 1] for number in range(50)])
     found = Baselines(counted, ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
-    request = Request(0, [], (2,) if excluded else ())
+    request = Request([], (2,) if excluded else ())
     assert found.omits_history
     assert (1 in found.answer(request, [1, 2], [1], top_k=3)[POPULARITY]) is excluded
 
@@ -318,9 +318,12 @@ def test_users_whom_one_model_cannot_answer_count_for_none(case: Case, other: Ca
     clean = measure(good, **given)
     assert [result.metrics for result in found.results] == [result.metrics for result in clean.results]
     assert {(result.num_users, result.num_skipped) for result in (*found.results, *found.baselines)} == {(2, 2)}
-    assert sorted((reason.num_rows, "no 159" in reason.example) for reason in found.skipped) == [(1, False), (1, True)]
-    assert "row 2 is [159, 104, 105]" in repr(found)
-    with pytest.raises(ValueError, match=r"users, column 'seen', row 2 is \[7, 100\]"):
+    assert sorted((reason.num_rows, "has 159" in reason.example) for reason in found.skipped) == [
+        (1, False),
+        (1, True),
+    ]
+    assert "row 2 cannot be answered: history has 159" in repr(found)
+    with pytest.raises(ValueError, match="users, row 2 cannot be answered: history has 7"):
         measure([*good, {"seen": [7, 100]}])
 
 
@@ -328,11 +331,11 @@ def test_skipped_rows_are_counted_by_reason(case: Case, tmp_path: Path, measure:
     rows = [{"seen": [100, 101]}, *({"seen": [100, 7 + number]} for number in range(3)), {"seen": [100]}]
     found = measure(rows, on_error="skip")
     assert [reason.num_rows for reason in found.skipped] == [3, 1]
-    assert "row 1 is [100, 7], expected items of the catalogue, which has no 7" in found.skipped[0].example
+    assert "row 1 cannot be answered: history has 7, expected items of the catalogue" in found.skipped[0].example
     done = command(case, write_users(tmp_path / "u.parquet", rows), "--on-error", "skip", "--num-beams", 6)
     assert done.exit_code == 3
     assert "Skipped 3 rows such as this one: " in done.stdout
-    assert "a list of 2 or more item ids" in done.stdout
+    assert "expected 2 items or more: the last one is the target" in done.stdout
     none = measure(rows[-1:], on_error="skip")
     assert (none.results[0].num_users, none.results[0].metrics, none.differences) == (0, {}, ())
     assert "Skipped 1 rows" in repr(none)

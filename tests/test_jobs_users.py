@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
 from hf_gr.answering.batching import make_batches
+from hf_gr.answering.recommender import Recommender
+from hf_gr.answering.requests import Request
 from hf_gr.jobs import baselines, intervals, metrics
 from hf_gr.jobs import settings as settings_module
-from hf_gr.jobs.prompts import PromptMaker, Requests
+from hf_gr.jobs.reading import UserRow, read_rows
 from hf_gr.jobs.settings import Settings
 from hf_gr.jobs.users import Users
 from hf_gr.tables import cells, memory, sequences, shards
@@ -65,23 +67,22 @@ def write(folder: Path, format: str, rows: list[dict[str, Any]], name: str = "us
     return path
 
 
-def made_of(table: Any, settings: Settings, index: ConstraintIndex = INDEX, **options: Any) -> Requests:
-    """The requests of all rows, in one window."""
-    users = Users(table, settings, are_strings=index.snapshot.are_strings)
-    return PromptMaker(index.snapshot, settings, **options)(next(users.windows(100)))
-
-
-def requests(table: Any, settings: Settings, index: ConstraintIndex = INDEX, size: int = 2, **options: Any) -> Any:
-    """(prompt, exclusions, allowed) or a problem, for every row."""
-    users = Users(table, settings, are_strings=index.snapshot.are_strings)
-    found: list[Any] = []
-    for window in users.windows(size):
-        made = PromptMaker(index.snapshot, settings, **options)(window)
-        rows = {request.row: (request.tokens, request.exclude, request.allowed) for request in made.requests}
-        assert sorted([*rows, *made.problems]) == list(range(len(window)))
+def rows_of(
+    table: Any, settings: Settings, index: ConstraintIndex = INDEX, size: int = 2, **how: Any
+) -> list[UserRow]:
+    how = {"prefix_tokens": settings.prefix_tokens, "suffix_tokens": settings.suffix_tokens} | how
+    recommender = Recommender(None, index, unknown_items=settings.unknown_items, **how)
+    found: list[UserRow] = []
+    for window in Users(table, settings, are_strings=index.snapshot.are_strings).windows(size):
         assert window.first_row == len(found)
-        found += [rows[row] if row in rows else made.problems[row] for row in range(len(window))]
+        found += read_rows(window, recommender, settings)
     return found
+
+
+def requests(*arguments: Any, **how: Any) -> Any:
+    """(prompt, exclusions, allowed) or a problem, for every row."""
+    requests = [row.request or row.problem for row in rows_of(*arguments, **how)]
+    return [one if isinstance(one, str) else (one.tokens, one.exclude, one.allowed) for one in requests]
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "jsonl.gz"])
@@ -103,9 +104,7 @@ def test_several_files_are_one_table_of_the_types_of_the_first(tmp_path: Path) -
     narrow = {"who": pa.array([3], pa.int16()), "seen": pa.array([[1]], pa.list_(pa.int8()))}
     pq.write_table(pa.table(narrow), tmp_path / "c.parquet")
     problem = requests(tmp_path, Settings(history="seen", user="who"), size=4)[5]
-    assert problem.startswith(
-        f"{tmp_path / 'c.parquet'}, column 'seen', row 0 is [1], expected items of the catalogue, which has no 1"
-    )
+    assert problem.startswith(f"{tmp_path / 'c.parquet'}, row 0 cannot be answered: history has 1, expected items of")
     pq.write_table(pa.table({"who": ["x"], "seen": [[12]]}), tmp_path / "c.parquet")
     with pytest.raises(ValueError, match=r"c.parquet, column 'who' has type string, expected int64 as in .*a.parquet"):
         requests(tmp_path, Settings(history="seen", user="who"))
@@ -122,38 +121,44 @@ def test_categories_are_read_as_what_they_stand_for() -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"seen": None}, "column 'seen', row 1 is None, expected a list of 1 or more item ids, which are integers"),
-        ({"seen": []}, "column 'seen', row 1 is [], expected a list of 1 or more item ids"),
-        ({"seen": [10, None]}, "column 'seen', row 1 is [10, None], expected a list of 1 or more item ids"),
-        ({"seen": [10, 13]}, "row 1 is [10, 13], expected items of the catalogue, which has no 13: remove it"),
-        ({"only": [10, 13]}, "column 'only', row 1 is [10, 13], expected items of the catalogue, which has no 13"),
-        ({"not": [10, None]}, "column 'not', row 1 is [10, None], expected a list of item ids"),
+        ({"seen": None}, "history is empty, expected one item or more"),
+        ({"seen": []}, "history is empty, expected one item or more"),
+        ({"seen": [10, None]}, "history has None, expected integers as the catalogue's item ids are"),
+        ({"seen": [10, 13]}, "history has 13, expected items of the catalogue: remove it, or drop such items"),
+        ({"only": [10, 13]}, "filter has 13, expected items of the catalogue: remove it"),
+        ({"not": [10, None]}, "exclude has None, expected integers"),
     ],
 )
 def test_a_problem_is_of_its_row_alone(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
     found = requests(write(tmp_path, "parquet", [ROWS[0], ROWS[1] | row, *ROWS[2:]]), ALL)
-    assert problem in found[1]
+    assert f"row 1 cannot be answered: {problem}" in found[1]
     assert found[1].startswith(str(tmp_path))
     assert "on_error='skip'" in found[1]
     assert found[:1] + found[2:] == EXPECTED[:1] + EXPECTED[2:]
 
 
-@pytest.mark.parametrize("cell", ["10 x", "10 99999999999999999999"])
-def test_a_cell_of_csv_that_is_no_list_of_integers(tmp_path: Path, cell: str) -> None:
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        ("10 x", "history='10 x', expected a list of integers"),
+        ("10 99999999999999999999", "history has 99999999999999"),
+    ],
+)
+def test_a_cell_of_csv_that_is_no_list_of_integers(tmp_path: Path, cell: str, problem: str) -> None:
     (tmp_path / "a.csv").write_text(f'seen\n10\n"{cell}"\n')
     found = requests(tmp_path / "a.csv", SEEN)
     assert found[0] == ([5, 7], (), None)
-    assert f"row 1 is {cell!r}, expected a list" in found[1]
+    assert problem in found[1]
 
 
 def test_the_latest_items_that_fit_are_the_prompt() -> None:
     table = pa.Table.from_pylist(ROWS)
-    prompts = requests(table, replace(ALL, prefix_tokens=(1,), suffix_tokens=(3,)), longest=5)
+    prompts = requests(table, replace(ALL, prefix_tokens=(1,), suffix_tokens=(3,)), max_prompt_tokens=5)
     assert prompts[0][0] == [1, 5, 8, 3]  # two items would take 4 of 3 tokens
     assert prompts[2][0] == [1, 6, 5, 7, 3]
-    assert requests(table, replace(ALL, max_prompt_tokens=3), longest=9)[2][0] == [6, 5, 7]
-    problem = requests(table, ALL, longest=1)[0]
-    assert "row 0 is [10, 11], expected its latest item to fit a prompt of 1 tokens" in problem
+    assert (
+        "history ends with 11 of 2 tokens, expected an item that fits" in requests(table, ALL, max_prompt_tokens=1)[0]
+    )
 
 
 def test_an_item_that_is_sold_out_still_tells_of_its_user() -> None:
@@ -163,7 +168,7 @@ def test_an_item_that_is_sold_out_still_tells_of_its_user() -> None:
     table = pa.table({"seen": [[10, 11, 12, 13], [11]], "only": [[11], [10]]})
     found = requests(table, Settings(history="seen", filter="only"), index)
     assert found[0] == ([5, 7, 5, 8, 6, 7, 6, 9], (), (11,))
-    assert "which has no 10" in found[1]
+    assert "filter has 10, expected items of the catalogue" in found[1]
     index.remove([11])
     index.add([[6, 8]], [11])
     assert requests(table, SEEN, index)[1][0] == [6, 8]
@@ -173,44 +178,46 @@ def test_tokens_are_the_prompt_as_they_are() -> None:
     table, settings = pa.table({"t": [[1, 2, 3], [9], [1, -1], []]}), Settings(tokens="t")
     found = requests(table, settings, vocab_size=9)
     assert found[0] == ([1, 2, 3], (), None)
-    assert all(f"row {row} is" in found[row] and "from 0 below the model's 9" in found[row] for row in (1, 2, 3))
-    assert "at most 2 tokens and not 3" in requests(table, settings, longest=2)[0]
-    assert requests(table, replace(settings, max_prompt_tokens=2), longest=5)[0][0] == [2, 3]
+    assert ["expected 0 to 8" in found[row] for row in (1, 2, 3)] == [True, True, False]
+    assert "tokens is empty" in found[3]
+    assert "1 tokens more than the 2 that the model has room for" in requests(table, settings, max_prompt_tokens=2)[0]
+    assert requests(table, replace(settings, max_prompt_tokens=2), max_prompt_tokens=2)[0][0] == [2, 3]
 
 
 def test_texts_go_through_the_tokenizer() -> None:
-    def tokenizer(texts: list[str], **_: Any) -> dict[str, Any]:
-        return {"input_ids": [[ord(letter) for letter in text if letter != "?"] for text in texts]}
+    def tokenizer(text: str, **_: Any) -> dict[str, Any]:
+        return {"input_ids": [ord(letter) for letter in text if letter != "?"]}
 
     table = pa.table({"t": ["ab", "", "c", None, "?"]})
     found = requests(table, Settings(text="t"), size=5, tokenizer=tokenizer)
     assert [found[0][0], found[2][0]] == [[97, 98], [99]]
-    assert ["expected a text" in str(found[row]) for row in range(5)] == [False, True, False, True, True]
+    assert ["text is empty" in str(found[row]) for row in range(5)] == [False, True, False, True, True]
 
 
 def test_leave_one_out_hides_the_last_item() -> None:
     table = pa.table({"seen": [[10, 11], [12], [10, 13]]})
-    made = made_of(table, Settings(history="seen", exclude="seen", leave_one_out=True))
-    assert [(request.tokens, request.exclude) for request in made.requests] == [([5, 7], (10,))]
-    assert made.targets == {0: [11]}
-    assert "expected a list of 2 or more item ids" in made.problems[1]
-    assert "which has no 13" in made.problems[2]
+    settings = Settings(history="seen", exclude="seen", leave_one_out=True)
+    first, *others = rows_of(table, settings)
+    assert first == UserRow(request=Request([5, 7], (10,), num_results=10, num_beams=20, history=(10,)), targets=[11])
+    assert "history=[12], expected 2 items or more" in str(others[0].problem)
+    assert "history has 13" in str(others[1].problem)
+    dropping = rows_of(table, replace(settings, unknown_items="drop"), fallback=[12])
+    assert [row.targets for row in dropping] == [[11], [12], [13]]  # what the catalogue does not have is a miss
 
 
 def test_targets_may_be_one_or_several() -> None:
     for column, targets in (([10, 99, None], {0: [10], 1: [99]}), ([[10, 11], [], [12]], {0: [10, 11], 2: [12]})):
-        made = made_of(pa.table({"seen": [[12]] * 3, "next": column}), Settings(history="seen", target="next"))
-        assert (made.targets, {*made.problems}) == (targets, {0, 1, 2} - {*targets})
+        rows = rows_of(pa.table({"seen": [[12]] * 3, "next": column}), Settings(history="seen", target="next"))
+        assert {number: row.targets for number, row in enumerate(rows) if not row.problem} == targets
 
 
 def test_an_empty_prompt_of_any_kind_gets_the_fallback() -> None:
     table = pa.table({"t": [[5, 7], None, []], "x": ["a", None, ""], "seen": [[10], None, []]})
-    options: dict[str, Any] = {"tokenizer": lambda texts, verbose: {"input_ids": [[5] for _ in texts]}}
+    options: dict[str, Any] = {"tokenizer": lambda text, verbose: {"input_ids": [5]}}
     for settings in (Settings(tokens="t"), Settings(text="x"), SEEN):
-        made = made_of(table, settings, fallback=[12, 10], **options)
-        assert ([request.row for request in made.requests], made.problems) == ([0], {})
-        assert made.fallbacks == {1: [12, 10], 2: [12, 10]}
-        assert set(made_of(table, settings, **options).problems) == {1, 2}
+        rows = rows_of(table, settings, fallback=[12, 10], **options)
+        assert [(row.problem, row.is_cold) for row in rows] == [(None, False), (None, True), (None, True)]
+        assert [row.problem is None for row in rows_of(table, settings, **options)] == [True, False, False]
 
 
 def test_what_is_no_table_of_users(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def visits(num_batches: int, *, seed: int = 0, longest: int = 8) -> Iterator[lis
             tokens = INSTRUCTION + [token for item in histories[user] for token in items_of(item)]
             exclude = tuple(int(one) for one in random.integers(100, 100 + len(ROWS), size=3))
             allowed = tuple(range(100, 100 + len(ROWS), 2)) if user % 3 == 0 else None
-            batch.append(Request(user, tokens, exclude=exclude, allowed=allowed))
+            batch.append(Request(tokens, exclude=exclude, allowed=allowed))
         yield batch
 
 
@@ -135,7 +135,7 @@ def test_one_instruction_is_read_once_for_all() -> None:
     first, second = (INSTRUCTION + items_of(number) for number in (0, 1))
     assert (ROWS[0] == ROWS[1]).tolist()[:2] == [True, False]
     assert cache.num_missing(first) == len(first)
-    make_decoder(model, cache).answer([Request(0, first)])
+    make_decoder(model, cache).answer([Request(first)])
     assert cache.num_missing(second) == 2  # they share the first token of their items, too
     reuse = cache.begin([second, INSTRUCTION + [*items_of(5), 3, 4]])
     # The second has five unknown tokens, which takes the last one of the first's instruction along.
@@ -178,7 +178,7 @@ def test_the_least_recently_used_goes_first_and_never_what_others_begin_with() -
     cache = cache_all(model, num_bytes=10 * BYTES)
     prompts = [[*INSTRUCTION[:3], token, *INSTRUCTION[4:6]] for token in (3, 4, 5)]
     for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
-        make_decoder(model, cache).answer([Request(0, prompt)])
+        make_decoder(model, cache).answer([Request(prompt)])
     assert [cache.num_missing(prompt) for prompt in prompts] == [1, 2, 1]
     assert cache.num_bytes == cache.capacity
 
@@ -295,6 +295,6 @@ def test_options_of_another_loop_or_another_prompt_use_no_cache(caplog: pytest.L
     assert prefix_cache(model, harmless, num_bytes=0) is None
     cache = prefix_cache(model, harmless, block=1)
     assert cache is not None
-    make_decoder(model, cache).answer([Request(0, items_of(1)), Request(1, INSTRUCTION + items_of(2))])
+    make_decoder(model, cache).answer([Request(items_of(1)), Request(INSTRUCTION + items_of(2))])
     assert cache.num_missing([PAD] * 9 + items_of(1)) == 12  # padding is never cached
     assert cache.num_missing(items_of(1)) == 1

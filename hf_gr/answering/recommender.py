@@ -81,7 +81,7 @@ class Recommender:
         >>> recommender.answer_all([request])[0].items  # doctest: +SKIP
     """
 
-    model: Any  # with `GRGenerationMixin`, in evaluation mode
+    model: Any  # with `GRGenerationMixin`, in evaluation mode; None reads and does not answer
     index: ConstraintIndex  # a snapshot
     version: int = 0  # of the catalogue
     num_results: int = NUM_RESULTS  # these two unless a request says otherwise
@@ -143,9 +143,10 @@ class Recommender:
         if rule is not None:
             self._rule(rule)
         own_seed = None if seed is None else int(row_seeds(seed, 1)[0])
+        known: tuple[Any, ...] = ()
         dropped: tuple[Any, ...] = ()
         if history is not None:
-            prompt, dropped, num_cut = self._read_history(history)
+            prompt, known, dropped, num_cut = self._read_history(history)
         else:
             prompt = self._read_tokens(tokens) if text is None else self._read_text(text)
             num_cut = 0 if self.room is None else max(0, len(prompt) - self.room)
@@ -155,17 +156,20 @@ class Recommender:
             if dropped:
                 problem = f"history has {shown(dropped[0])} and no item of the catalogue, expected one or more"
                 fix = "send known items"
-            raise ValueError(f"{problem}: {fix}, or serve with a fallback list")
-        return Request(0, prompt, excluded, allowed, rule, own_seed, wanted, beams, (*dropped, *unknown), num_cut)
+            raise ValueError(f"{problem}: {fix}, or have a fallback list answer")
+        missing = (*dropped, *unknown)
+        return Request(prompt, excluded, allowed, rule, own_seed, wanted, beams, known, missing, num_cut)
 
     @cached_property
     def room(self) -> int | None:
         """The most tokens of a prompt; None if there is no limit."""
+        if self.model is None:
+            return self.max_prompt_tokens
         room = prompt_room(self.model, self.index, drafting=self.option("drafting"), options=self.options)
         return min((limit for limit in (room, self.max_prompt_tokens) if limit is not None), default=None)
 
-    def _read_history(self, history: Any) -> tuple[list[int], tuple[Any, ...], int]:
-        """The prompt of a history, items that the catalogue never had, and how many are cut from the left."""
+    def _read_history(self, history: Any) -> tuple[list[int], tuple[Any, ...], tuple[Any, ...], int]:
+        """The prompt of a history, its items that the catalogue ever had, the others, and how many are cut."""
         items = item_list(history, "history", self.index.snapshot)
         tokens_of = tokens_of_items(self.index.snapshot, items) if items else {}
         known = [item for item in items if item in tokens_of]
@@ -176,7 +180,7 @@ class Recommender:
                 "unknown_items='drop'"
             )
         if not known:
-            return [], dropped, 0
+            return [], (), dropped, 0
         room = (2**31 if self.room is None else self.room) - len(self.prefix_tokens) - len(self.suffix_tokens)
         latest = latest_that_fit(known, tokens_of, room)
         if not latest:
@@ -185,7 +189,7 @@ class Recommender:
                 f"fits the {room} tokens that there is room for: take a model with more positions"
             )
         prompt = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
-        return prompt, dropped, len(known) - len(latest)
+        return prompt, tuple(known), dropped, len(known) - len(latest)
 
     def _read_tokens(self, tokens: Any) -> list[int]:
         if not isinstance(tokens, (list, tuple)) or not all(is_integer(token) for token in tokens):

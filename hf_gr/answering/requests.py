@@ -20,7 +20,6 @@ from hf_gr.tables.cells import read_integer
 class Request:
     """The request of one user."""
 
-    row: int  # the user's, counted from the first of those that are asked together
     tokens: list[int]  # of the prompt; none if the history is empty
     exclude: tuple[Any, ...] = ()  # ids of items that must not be in the answer
     allowed: tuple[Any, ...] | None = None  # ids of the only items that may be in the answer; None for all
@@ -28,6 +27,7 @@ class Request:
     seed: int | None = None  # of the samples, if the answer is sampled
     num_results: int | None = None  # None for the recommender's, as below
     num_beams: int | None = None
+    history: tuple[Any, ...] = ()  # its items that the catalogue knows, those cut from the prompt included
     dropped: tuple[Any, ...] = ()  # items of the history and the filter that the catalogue does not have
     num_cut: int = 0  # items of a history, or tokens of another prompt, that were cut from the left
 

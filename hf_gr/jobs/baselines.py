@@ -36,7 +36,7 @@ class Histories:
         >>> histories = Histories()
         >>> histories.add([["ham", "jam"], ["ham", "jam", "tea"], ["ham", "rye"]])
         >>> index = ConstraintIndex.from_sequences([[1], [2], [3], [4]], item_ids=["ham", "jam", "rye", "tea"])
-        >>> Baselines(histories, index).answer(Request(0, []), ["tea"], top_k=2)
+        >>> Baselines(histories, index).answer(Request([]), ["tea"], top_k=2)
         {'popularity': ['ham', 'jam'], 'item-to-item': ['jam', 'ham']}
     """
 

@@ -26,7 +26,6 @@ from hf_gr.catalogue.doubts import doubts_of
 from .baselines import ITEM_TO_ITEM, POPULARITY
 from .job import Job, make_job
 from .measures import Tally, baseline_lists, count_rows, learn, time_users
-from .prompts import PromptMaker
 from .results import BeamResult, Evaluation, Result
 from .run import run_job
 from .settings import Settings, count, cutoffs_and_beams
@@ -77,7 +76,7 @@ def run_evaluation(model: Any, users: Any, given: Settings) -> Evaluation:
     )
     try:
         runs: list[Run] = []
-        readers: list[tuple[Users, PromptMaker]] = []
+        readers: list[tuple[Job, Users]] = []
         hardware: list[str] = []
         for contender in contenders:
             more, reader, used = _run_model(contender, users, every, folder, processes)
@@ -85,7 +84,7 @@ def run_evaluation(model: Any, users: Any, given: Settings) -> Evaluation:
             readers.append(reader)
             hardware += [used] if used not in hardware else []
         found = processes.by_main(
-            lambda: _count(runs, *readers[0], every[0], cutoffs, "; ".join(hardware)), doing="could not count"
+            lambda: _count(runs, *readers[0], cutoffs, "; ".join(hardware)), doing="could not count"
         )
     finally:
         if processes.is_main:
@@ -144,26 +143,27 @@ def _name_of(model: Any) -> str:
 
 def _run_model(
     contender: Contender, users: Any, every: Sequence[Settings], folder: Path, processes: Any
-) -> tuple[list[Run], tuple[Users, PromptMaker], str]:
+) -> tuple[list[Run], tuple[Job, Users], str]:
     """Answer all users with each number of beams; what is returned does not keep the model."""
     job, table = make_job(contender.model, users, replace(every[0], constraint_index=contender.index), processes)
-    model, index, mesh = job.decoder.model, job.decoder.index, job.decoder.options.get("mesh")
+    recommender = job.recommender
+    model, index, mesh = recommender.model, recommender.index, recommender.options.get("mesh")
     hardware = backend_of(model).hardware(model, num_processes=processes.count, mesh=mesh)
-    doubts = doubts_of(index.snapshot, vocabulary=job.maker.vocab_size)
-    widths = [useful_beams(one.num_beams or job.decoder.num_beams, index, one.top_k) for one in every]
+    doubts = doubts_of(index.snapshot, vocabulary=recommender.vocab_size)
+    widths = [useful_beams(one.num_beams or recommender.num_beams, index, one.top_k) for one in every]
     place = processes.by_main(lambda: tempfile.mkdtemp(dir=folder), doing="has no folder for rows on the way")
     runs = []
     for width in dict.fromkeys(widths):
         output = Path(place, f"{width}.parquet")
         measured = _run_beams(job, table, width, output, processes)
         runs.append(Run(contender.name, width, output, index, doubts, measured))
-    return runs, (table, job.maker), hardware
+    return runs, (job.without_model(), table), hardware
 
 
 def _run_beams(job: Job, users: Users, num_beams: int, output: Path, processes: Any) -> dict[str, Any]:
     """Answer all users with one number of beams; fields of `BeamResult` that are no counts of rows."""
-    settings, decoder = replace(job.settings, num_beams=num_beams), replace(job.decoder, num_beams=num_beams)
-    job = replace(job, settings=settings, decoder=decoder)
+    settings = replace(job.settings, num_beams=num_beams)
+    job = replace(job, settings=settings, recommender=replace(job.recommender, num_beams=num_beams))
     # The first process only; the others wait while it measures.
     latency, invalid = processes.by_main(
         lambda: time_users(job, users, settings.sampled_users), doing="could not take the time"
@@ -179,22 +179,16 @@ def _run_beams(job: Job, users: Users, num_beams: int, output: Path, processes: 
     }
 
 
-def _count(
-    runs: Sequence[Run],
-    users: Users,
-    maker: PromptMaker,
-    settings: Settings,
-    cutoffs: tuple[int, ...],
-    hardware: str,
-) -> Evaluation:
-    """Count the rows of all runs, and the baselines' lists for the same users."""
+def _count(runs: Sequence[Run], job: Job, users: Users, cutoffs: tuple[int, ...], hardware: str) -> Evaluation:
+    """Count the rows of all runs, and the baselines' lists for the same users, whose rows the job reads."""
+    settings = job.settings
     new_items = None if settings.new_items is None else frozenset(settings.new_items)
     names: tuple[str, ...] = ()
     lists, omits_history = None, False
     if settings.baselines and settings.history is not None:
-        learned = learn(users, maker, runs[0].index, settings)
+        learned = learn(job, users)
         names, omits_history = (POPULARITY, ITEM_TO_ITEM), learned.omits_history
-        lists = baseline_lists(learned, users, maker, settings)
+        lists = baseline_lists(learned, job, users)
     indexes = [*(run.index for run in runs), *(runs[0].index for _ in names)]
     tallies = [Tally(cutoffs, index, new_items) for index in indexes]
     skipped, num_spared = count_rows([run.output for run in runs], tallies, lists)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from inspect import signature
@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.backends import backend_for, backend_of, refuse
-from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer, prompt_room
+from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer
 from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.answering.requests import living_fallback, remove_listed
 from hf_gr.catalogue import ConstraintIndex
@@ -25,12 +25,16 @@ from hf_gr.tables.files import pa
 from hf_gr.tables.table import Rows
 
 from .parts import IS_FALLBACK, NUM_DROPPED
-from .prompts import PromptMaker
+from .reading import UserRow, read_rows
 from .settings import DECIDING_ROWS, Settings
 from .users import Users
 from .warnings import counts_of, warning_of_repeated
 
 USER, WAS_EXCLUDED = "user", "was_excluded"  # columns of the rows of `evaluate`
+NO_SCORES = (
+    "has no item with a score, expected some, since some are allowed: the model's scores are not numbers (float16 "
+    "overflows where bfloat16 and float32 do not: dtype=, --dtype), or options of generate leave nothing"
+)
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row
 
 
@@ -40,16 +44,16 @@ class Job:
 
     Attributes:
         settings: how to read and answer the table.
-        maker: turns rows into prompts.
-        decoder: turns prompts into items.
+        recommender: reads rows and answers them.
+        removed: items that the run removes from the catalogue.
         doubts: warnings about the settings.
         counts: this process's counts over its rows.
         told: warnings about its rows.
     """
 
     settings: Settings
-    maker: PromptMaker
-    decoder: Recommender
+    recommender: Recommender
+    removed: frozenset[Any] = frozenset()
     doubts: tuple[str, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
@@ -60,26 +64,26 @@ class Job:
         Raises:
             ValueError: a row cannot be answered, unless such rows are skipped.
         """
-        made, settings = self.maker(window), self.settings
-        self._refuse(made.problems)
-        answers = self.decoder.answer_all(made.requests, on_progress)
-        problems, rows = dict(made.problems), range(len(window))
-        items: list[list[Any]] = [[] for _ in rows]
-        scores: list[list[float] | None] = [[] for _ in rows]
-        for row, fallback in made.fallbacks.items():
-            items[row], scores[row] = fallback, None
-        for request, answer in zip(made.requests, answers, strict=True):
-            items[request.row], scores[request.row] = answer.items, answer.scores
-            if answer.is_broken:
-                problems[request.row] = window.problem_of_row(
-                    request.row,
-                    "has no item with a score, expected some, since some are allowed: the model's scores are not "
-                    "numbers (float16 overflows where bfloat16 and float32 do not: dtype=, --dtype), or options of "
-                    "generate leave nothing",
-                )
-        self._refuse(problems)
-        self.counts.update(counts_of(made, items, problems))
-        kind = pa.list_(pa.string() if self.maker.snapshot.are_strings else pa.int64())
+        rows, settings = self.read(window), self.settings
+        errors = [row.problem for row in rows]
+        self._refuse(errors)
+        asked = {number: row.request for number, row in enumerate(rows) if row.request and row.request.tokens}
+        answers = dict(zip(asked, self.recommender.answer_all(list(asked.values()), on_progress), strict=True))
+        items: list[list[Any]] = []
+        scores: list[list[float] | None] = []
+        for number, row in enumerate(rows):
+            if (answer := answers.get(number)) is not None:
+                items.append(answer.items)
+                scores.append(answer.scores)
+                if answer.is_broken:
+                    errors[number] = window.problem_of_row(number, NO_SCORES)
+            else:
+                items.append([] if row.request is None else self.recommender.fallback_items(row.request))
+                scores.append([] if row.request is None else None)
+        self._refuse(errors)
+        snapshot = self.recommender.index.snapshot
+        self.counts.update(counts_of(rows, items, errors, snapshot))
+        kind = pa.list_(pa.string() if snapshot.are_strings else pa.int64())
         columns: dict[str, Any] = {}
         if settings.user is None:
             columns["row"] = pa.array(range(window.first_row, window.first_row + len(window)), pa.int64())
@@ -90,37 +94,49 @@ class Job:
         columns["items"] = pa.array(items, kind)
         columns["scores"] = pa.array(scores, pa.list_(pa.float32()))
         if settings.fallback is not None:
-            columns[IS_FALLBACK] = pa.array([row in made.fallbacks for row in rows])
+            columns[IS_FALLBACK] = pa.array([row.is_cold for row in rows])
         if settings.unknown_items == "drop":
-            columns[NUM_DROPPED] = pa.array([made.num_dropped.get(row, 0) for row in rows], pa.int64())
-        columns["error"] = pa.array(map(problems.get, rows), pa.string())
+            dropped = [len(row.request.dropped) if row.request else 0 for row in rows]
+            columns[NUM_DROPPED] = pa.array(dropped, pa.int64())
+        columns["error"] = pa.array(errors, pa.string())
         if settings.has_targets:
-            columns["targets"] = pa.array(map(made.targets.get, rows), kind)
-            columns[WAS_EXCLUDED] = pa.array([row in made.spared for row in rows])
+            columns["targets"] = pa.array([row.targets for row in rows], kind)
+            columns[WAS_EXCLUDED] = pa.array([row.is_spared for row in rows])
         if settings.group is not None:
             columns["group"] = window.columns.column(settings.group)
         if settings.is_new is not None:
-            columns["is_new"] = pa.array(map(made.are_new.get, rows), pa.bool_())
+            columns["is_new"] = pa.array([row.is_new for row in rows], pa.bool_())
         return pa.table(columns)
+
+    def read(self, window: Rows) -> list[UserRow]:
+        """The rows of a window: see `read_rows`."""
+        return read_rows(window, self.recommender, self.settings, self.removed)
+
+    def without_model(self) -> Job:
+        """The same, which reads rows and does not answer: it keeps no model in memory."""
+        room = self.recommender.room
+        return replace(self, recommender=replace(self.recommender, model=None, max_prompt_tokens=room))
 
     def manifest(self, users: Users) -> dict[str, Any]:
         """All that decides the rows, except what may change when an interrupted run is resumed."""
-        decoder, settings = self.decoder, self.settings
-        tokenizer = None if settings.text is None else fingerprint_tokenizer(self.maker.tokenizer)
+        recommender, settings = self.recommender, self.settings
+        tokenizer = None if settings.text is None else fingerprint_tokenizer(recommender.tokenizer)
+        model = recommender.model
         return {
             "hf_gr": __version__,
             "users": users.fingerprint(),
-            "model": backend_of(decoder.model).fingerprint(decoder.model),
-            "generation config": _describe(decoder.model.generation_config),
-            "catalogue": decoder.index.snapshot.fingerprint(),
+            "model": backend_of(model).fingerprint(model),
+            "generation config": _describe(model.generation_config),
+            "catalogue": recommender.index.snapshot.fingerprint(),
             "tokenizer": tokenizer,
-            "settings": {name: getattr(settings, name) for name in DECIDING_ROWS} | {"num_beams": decoder.num_beams},
+            "settings": {name: getattr(settings, name) for name in DECIDING_ROWS}
+            | {"num_beams": recommender.num_beams},
             "options": {name: _describe(value) for name, value in sorted(settings.options.items())},
         }
 
-    def _refuse(self, problems: Mapping[int, str]) -> None:
-        if problems and self.settings.on_error == "stop":
-            raise ValueError(problems[min(problems)])
+    def _refuse(self, errors: Sequence[str | None]) -> None:
+        if self.settings.on_error == "stop" and (first := next(filter(None, errors), None)) is not None:
+            raise ValueError(first)
 
 
 def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tuple[Job, Users]:
@@ -159,29 +175,27 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
         draft_model = backend.load_draft_model(settings.assistant_model, model)
         settings = replace(settings, options={**settings.options, "assistant_model": draft_model})
     num_beams = settings.num_beams or default_beams(model, settings.options, settings.top_k)
-    decoder = Recommender(
+    recommender = Recommender(
         model,
         index,
         num_results=settings.top_k,
         num_beams=useful_beams(num_beams, index, settings.top_k),
         token_budget=settings.token_budget,
         options=settings.options if mesh is None else {**settings.options, "mesh": mesh},
-    )
-    _check_decoding(decoder, settings)
-    maker = PromptMaker(
-        index.snapshot,
-        settings,
+        unknown_items=settings.unknown_items,
+        fallback=fallback,
         tokenizer=tokenizer,
         vocab_size=backend.num_embeddings(model),
-        longest=prompt_room(model, index, drafting=decoder.option("drafting"), options=settings.options),
-        fallback=fallback,
-        removed=frozenset(removed),
+        max_prompt_tokens=settings.max_prompt_tokens,
+        prefix_tokens=tuple(settings.prefix_tokens),
+        suffix_tokens=tuple(settings.suffix_tokens),
     )
-    found = doubts_of(index.snapshot, vocabulary=maker.vocab_size)
+    _check_decoding(recommender, settings)
+    found = doubts_of(index.snapshot, vocabulary=recommender.vocab_size)
     doubts = [f"constraint_index= may be wrong: {doubt}" for doubt in found]
     doubts += _doubt("remove_items", missing, len(settings.remove_items or ()))
     doubts += _doubt("fallback", unknown, len(settings.fallback or ()))
-    return Job(settings, maker, decoder, tuple(doubts)), table
+    return Job(settings, recommender, frozenset(removed), tuple(doubts)), table
 
 
 def _read_users(users: Any, settings: Settings, index: ConstraintIndex) -> Users:
@@ -199,28 +213,28 @@ def _doubt(name: str, missing: Sequence[Any], number: int) -> Iterator[str]:
         )
 
 
-def _check_decoding(decoder: Recommender, settings: Settings) -> None:
+def _check_decoding(recommender: Recommender, settings: Settings) -> None:
     """Refuse unknown arguments of `generate`, rows that differ from run to run, and too few beams for the items."""
-    model = decoder.model
+    model = recommender.model
     forward = getattr(model, "forward", type(model).__call__)  # what names the arguments of a prompt
     known = {*vars(GRGenerationConfig()), *signature(model.generate).parameters, *signature(forward).parameters}
     known -= {"args", "kwargs"}
-    unknown = sorted(set(decoder.options) - known)
+    unknown = sorted(set(recommender.options) - known)
     if unknown:
         close = get_close_matches(unknown[0], known | {each.name for each in fields(settings)}, n=1)
         raise ValueError(
             f"{unknown[0]}= is given, expected an option or an argument of generate"
             + (f": did you mean {close[0]}=?" if close else ": omit it")
         )
-    if decoder.option("do_sample") or decoder.option("verification") == "relaxed":
+    if recommender.option("do_sample") or recommender.option("verification") == "relaxed":
         raise ValueError(
             "the checkpoint's generation config samples, expected beam search: pass do_sample=False, since a resumed "
             "run would draw other rows"
         )
-    if decoder.num_beams < decoder.num_results or decoder.num_beams < 2:
+    if recommender.num_beams < recommender.num_results or recommender.num_beams < 2:
         most = "the largest of cutoffs" if settings.has_targets else "top_k"
         raise ValueError(
-            f"num_beams={decoder.num_beams}, expected 2 or more and at least {most}={decoder.num_results}: "
+            f"num_beams={recommender.num_beams}, expected 2 or more and at least {most}={recommender.num_results}: "
             "pass num_beams="
         )
 

@@ -26,9 +26,7 @@ from .baselines import Baselines, Histories
 from .intervals import UserValues
 from .job import USER, WAS_EXCLUDED, Job
 from .metrics import metric_names, user_metrics
-from .prompts import PromptMaker
 from .results import Skipped
-from .settings import Settings
 from .users import Users
 
 ROWS_AT_ONCE = 8192
@@ -142,39 +140,38 @@ def count_rows(
     return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows)), num_spared
 
 
-def learn(users: Users, maker: PromptMaker, index: ConstraintIndex, settings: Settings) -> Baselines:
+def learn(job: Job, users: Users) -> Baselines:
     """Count the histories of a table, those of all users that have a prompt; targets are no part of them."""
     histories = Histories()
-    for window in users.windows(settings.window_rows):
-        histories.add(maker(window).histories.values())
-    return Baselines(histories, index, omit_history=settings.omit_history)
+    for window in users.windows(job.settings.window_rows):
+        histories.add(row.request.history for row in job.read(window) if row.request)
+    return Baselines(histories, job.recommender.index, omit_history=job.settings.omit_history)
 
 
-def baseline_lists(
-    baselines: Baselines, users: Users, maker: PromptMaker, settings: Settings
-) -> Iterator[tuple[Sequence[Any], ...]]:
+def baseline_lists(baselines: Baselines, job: Job, users: Users) -> Iterator[tuple[Sequence[Any], ...]]:
     """The baselines' lists for every row of a table, in order; empty ones for rows without an answer."""
-    for window in users.windows(settings.window_rows):
-        made = maker(window)
-        lists: dict[int, Any] = dict.fromkeys(range(len(window)), ((), ()))
-        for request in (*made.requests, *made.cold):
-            history, targets = made.histories.get(request.row, []), made.targets[request.row]
-            lists[request.row] = tuple(baselines.answer(request, history, targets, top_k=settings.top_k).values())
-        yield from lists.values()
+    for window in users.windows(job.settings.window_rows):
+        for row in job.read(window):
+            if row.request is None:
+                yield (), ()
+            else:
+                found = baselines.answer(row.request, row.request.history, row.targets or (), top_k=job.settings.top_k)
+                yield tuple(found.values())
 
 
 def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, float | None]:
     """Mean seconds to answer one user alone, and the share of beams that are no item without the catalogue."""
-    requests = job.maker(next(users.windows(num_users))).requests if num_users else []
+    rows = job.read(next(users.windows(num_users))) if num_users else []
+    requests = [row.request for row in rows if row.request and row.request.tokens]
     if not requests:
         return None, None
-    decoder, backend = job.decoder, backend_of(job.decoder.model)
+    recommender, backend = job.recommender, backend_of(job.recommender.model)
     for request in requests if backend.is_compiled else requests[:1]:
-        decoder.answer([request])  # warm-up: the first call (of a shape, if there is a program for each) is slower
+        recommender.answer([request])  # warm-up: the first call (of a shape, if there is a program for each) is slower
     seconds = []
     for request in requests:
         start = perf_counter()
-        decoder.answer([request])  # its items are on the host: the device has finished
+        recommender.answer([request])  # its items are on the host: the device has finished
         seconds.append(perf_counter() - start)
     if backend.is_compiled:  # Flax generates nothing without a catalogue
         return fmean(seconds), None
@@ -183,20 +180,20 @@ def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, fl
 
 def _free_invalid(job: Job, request: Request) -> float:
     """The share of beams that are no item when the model generates without its catalogue."""
-    decoder = job.decoder
-    prompts = decoder.prompts([request])
-    sequences: Any = decoder.model.generate(
+    recommender = job.recommender
+    prompts = recommender.prompts([request])
+    sequences: Any = recommender.model.generate(
         **prompts,
         constraint_index=False,
-        num_beams=decoder.num_beams,
-        num_return_sequences=decoder.num_results,
-        max_new_tokens=decoder.index.max_length,
+        num_beams=recommender.num_beams,
+        num_return_sequences=recommender.num_results,
+        max_new_tokens=recommender.index.max_length,
         min_new_tokens=None,
         do_sample=False,
     )
-    length = 1 if decoder.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
+    length = 1 if recommender.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
     # Not `index.items`, which refuses rows that continue after an item: a free beam may.
-    found = decoder.index.snapshot.items_of(to_host(sequences)[:, length:])
+    found = recommender.index.snapshot.items_of(to_host(sequences)[:, length:])
     return sum(not items for items in found) / len(found)
 
 

@@ -11,8 +11,6 @@ from hf_gr.tables.table import Table, is_text
 
 from .settings import Settings
 
-SKIPPING = "drop the row, or skip such rows with on_error='skip'"
-
 
 class Users(Table):
     """A table of users, in files or in memory; `are_strings` is whether item ids are strings.

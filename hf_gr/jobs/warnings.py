@@ -8,25 +8,29 @@ Windows that an earlier run finished are not counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import shorten
 from hf_gr.tables.files import pc
 from hf_gr.tables.table import Rows
 
-from .prompts import Requests
+from .reading import UserRow
 
 
-def counts_of(made: Requests, items: Sequence[Sequence[Any]], problems: Mapping[int, str]) -> Counter[str]:
-    """What to count of a window: its requests, the items by row, and the rows without an answer."""
-    answered = [row for row in range(len(items)) if row not in problems]
+def counts_of(
+    rows: Sequence[UserRow], items: Sequence[Sequence[Any]], errors: Sequence[str | None], snapshot: Snapshot
+) -> Counter[str]:
+    """What to count of a window: its rows, the items of each, and why some have none."""
+    answered = [(row, found) for row, found, error in zip(rows, items, errors, strict=True) if error is None]
+    excluded = [item for row in rows if row.request for item in row.request.exclude]
     return Counter(
         answered=len(answered),
-        fallback=sum(row in made.fallbacks for row in answered),
-        empty=sum(not items[row] for row in answered),
-        excluded=made.num_excluded,
-        unknown=made.num_unknown_excluded,
+        fallback=sum(row.is_cold for row, _ in answered),
+        empty=sum(not found for _, found in answered),
+        excluded=len(excluded),
+        unknown=int((~snapshot.sequences_of(excluded)[0]).sum()) if excluded else 0,
     )
 
 

@@ -126,7 +126,7 @@ def _requests(recommender: Recommender, number: int, length: int) -> list[Reques
     tokens = np.zeros(length, dtype=np.int64)
     if items := _items(recommender.index, length):
         tokens = np.array(recommender.index.encode(items))[:length]
-    return [Request(row, np.roll(tokens, row).tolist()) for row in range(number)]
+    return [Request(np.roll(tokens, row).tolist()) for row in range(number)]
 
 
 def _items(index: ConstraintIndex, count: int) -> list[Any]:

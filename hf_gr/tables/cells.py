@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+INT64_MAX = 2**63 - 1
 INTEGER = re.compile("[+-]?[0-9]+")  # int() also reads 1_000 and the digits of every script
 
 
@@ -18,10 +18,10 @@ def read_integer(text: str) -> int | None:
     return int(text) if INTEGER.fullmatch(text) else None
 
 
-def read_list(value: Any, *, are_strings: bool) -> list[Any] | None:
-    """The ids in a cell: from a list or from a text; None for anything else.
+def read_list(text: str, *, are_strings: bool) -> list[Any] | None:
+    """The ids in a text; None if they are to be integers and one is not.
 
-    A text is JSON, or ids separated by spaces or commas, with or without brackets; ids with spaces or commas are in
+    The text is JSON, or ids separated by spaces or commas, with or without brackets; ids with spaces or commas are in
     quotes.
 
     Example:
@@ -30,14 +30,11 @@ def read_list(value: Any, *, are_strings: bool) -> list[Any] | None:
         >>> read_list("['rye bread', 'jam']", are_strings=True)
         ['rye bread', 'jam']
     """
-    if isinstance(value, str):
-        value = _split(value.strip())
-        value = value if are_strings else [read_integer(part) for part in value]
-    if not isinstance(value, list):
-        return None
+    parts = _split(text.strip())
     if are_strings:
-        return value if all(type(item) is str for item in value) else None
-    return value if all(type(item) is int and INT64_MIN <= item <= INT64_MAX for item in value) else None
+        return parts
+    numbers = [read_integer(part) for part in parts]
+    return None if None in numbers else numbers
 
 
 def _split(text: str) -> list[str]:

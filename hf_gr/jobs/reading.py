@@ -1,0 +1,115 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From rows of a table of users to requests, each with its target. An error in a row is a problem of that row only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hf_gr.answering.recommender import Recommender
+from hf_gr.answering.requests import Request, item_list, shown
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.tables.cells import read_list
+from hf_gr.tables.table import Rows
+
+from .settings import PROMPTS, Settings
+
+READ = (*PROMPTS, "exclude", "filter", "target", "is_new")  # columns that requests and targets are made from
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class UserRow:
+    """A row of a table of users.
+
+    Attributes:
+        problem: why it cannot be answered; then it has nothing else.
+        request: without tokens if the fallback answers it.
+        targets: ids of the items that came next, if requested.
+        is_new: whether the target is new, if a column says so.
+        is_spared: whether its exclusions contain a target, other than as the held-out last item of the history:
+            targets are never excluded.
+    """
+
+    problem: str | None = None
+    request: Request | None = None
+    targets: list[Any] | None = None
+    is_new: bool | None = None
+    is_spared: bool = False
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the fallback answers it."""
+        return self.request is not None and not self.request.tokens
+
+
+def read_rows(
+    window: Rows, recommender: Recommender, settings: Settings, removed: frozenset[Any] = frozenset()
+) -> list[UserRow]:
+    """The rows of a window; filters may name `removed` items, which the run removes: that allows nothing."""
+    columns = {role: window.cells(name) for role in READ if (name := getattr(settings, role)) is not None}
+    found: list[UserRow] = []
+    for number, cells in enumerate(zip(*columns.values(), strict=True)):
+        try:
+            found.append(_read(dict(zip(columns, cells, strict=True)), recommender, settings, removed))
+        except ValueError as error:
+            what = f"cannot be answered: {error} (on_error='skip' skips such rows)"
+            found.append(UserRow(problem=window.problem_of_row(number, what)))
+    return found
+
+
+def _read(cells: dict[str, Any], recommender: Recommender, settings: Settings, removed: frozenset[Any]) -> UserRow:
+    snapshot = recommender.index.snapshot
+    prompt = next(role for role in PROMPTS if role in cells)
+    given = cells[prompt] or "" if prompt == "text" else _list_in(cells[prompt], prompt, snapshot) or []
+    targets = _targets_in(cells["target"], snapshot) if "target" in cells else None
+    if settings.leave_one_out:
+        fewest = 2 if recommender.fallback is None else 1
+        if len(given) < fewest:
+            raise ValueError(f"history={given}, expected {fewest} items or more: the last one is the target")
+        *given, target = item_list(given, "history", snapshot)
+        targets = [target]
+        if settings.unknown_items == "refuse":
+            recommender.read(history=targets)
+    exclude = _list_in(cells.get("exclude"), "exclude", snapshot) or []
+    allowed = _list_in(cells.get("filter"), "filter", snapshot)
+    request = recommender.read(
+        **{prompt: given},
+        exclude=[item for item in exclude if item not in targets] if targets else exclude,
+        filter=[item for item in allowed if item not in removed] if allowed and removed else allowed,
+    )
+    if request.num_cut and prompt != "history" and settings.max_prompt_tokens is None:
+        raise ValueError(
+            f"{prompt} has {request.num_cut} tokens more than the {recommender.room} that the model has room for, "
+            "expected fewer: shorten it, or keep the latest with max_prompt_tokens="
+        )
+    is_spared = False
+    if targets and (among := set(targets).intersection(exclude)):
+        is_spared = not settings.leave_one_out or bool(among.intersection(request.history))
+    return UserRow(None, request, targets, _truth(cells["is_new"]) if "is_new" in cells else None, is_spared)
+
+
+def _list_in(cell: Any, role: str, snapshot: Snapshot) -> Any:
+    """The list in a cell, in text files a text; what it holds is checked by `Recommender.read`."""
+    if not isinstance(cell, str):
+        return cell
+    items = read_list(cell, are_strings=snapshot.are_strings and role != "tokens")
+    if items is None:
+        raise ValueError(f"{role}={shown(cell)}, expected a list of integers")
+    return items
+
+
+def _targets_in(cell: Any, snapshot: Snapshot) -> list[Any]:
+    """The item in a cell, or the list of them."""
+    is_one = not isinstance(cell, (list, str)) or (snapshot.are_strings and isinstance(cell, str))
+    items = item_list([cell] if is_one else _list_in(cell, "target", snapshot), "target", snapshot)
+    if not items:
+        raise ValueError(f"target={shown(cell)}, expected the id of an item, or a list of them")
+    return items
+
+
+def _truth(cell: Any) -> bool:
+    if (truth := TRUTHS.get(str(cell).lower())) is None:
+        raise ValueError(f"is_new={shown(cell)}, expected true, false, 1 or 0")
+    return truth
