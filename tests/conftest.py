@@ -117,7 +117,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets so large that all catalogues of `flax_catalogues` fit the first: one program serves them."""
+    """Buckets so large that all catalogues of `random_catalogues` fit the first: one program serves them."""
     from hf_gr.flax import device_trie, transition
 
     monkeypatch.setattr(device_trie, "SMALLEST", 4096)

@@ -14,13 +14,6 @@ import numpy as np
 from hf_gr.flax.scorers import Prompt
 
 
-def tables(seed: int, num_rows: int, *, vocabulary: int, longest: int, scale: float = 2.0) -> list[np.ndarray]:
-    """By depth: logits of every row after every prefix, which is read as a number of base `vocabulary`."""
-    rng = np.random.default_rng(seed)
-    shapes = [(num_rows, vocabulary**depth, vocabulary) for depth in range(longest)]
-    return [rng.normal(scale=scale, size=shape).astype(np.float32) for shape in shapes]
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TableCache:

@@ -11,8 +11,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import random_catalogues
 import torch
+from random_catalogues import VOCABULARY, random_index, random_rows, random_rules
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import combine_rules
@@ -24,8 +25,7 @@ from hf_gr.torch.scorers import Depth
 from hf_gr.torch.transition import DeviceCatalogue
 from hf_gr.torch.tree import Nodes
 
-VOCABULARY, EOS, TOKENS = 8, 0, 6  # codes are 1 to TOKENS
-LONGEST = 5
+LONGEST = 5  # with an end token
 CPU = torch.device("cpu")
 
 
@@ -43,9 +43,8 @@ def make_plan(batch_size: int, num_beams: int, **kwargs: Any) -> DecodePlan:
 
 def tables(seed: int, num_rows: int, *, scale: float = 2.0) -> list[torch.Tensor]:
     """By depth: logits of every row after every prefix, which is read as a number of base VOCABULARY."""
-    rng = np.random.default_rng(seed)
-    shapes = [(num_rows, VOCABULARY**depth, VOCABULARY) for depth in range(LONGEST)]
-    return [torch.tensor(rng.normal(scale=scale, size=shape), dtype=torch.float32) for shape in shapes]
+    made = random_catalogues.tables(seed, num_rows, vocabulary=VOCABULARY, longest=LONGEST, scale=scale)
+    return [torch.from_numpy(table) for table in made]
 
 
 class TableModel:
@@ -115,34 +114,12 @@ def assistant_of(draft: TableModel, *, num_beams: int, num_steps: int) -> Assist
     return Assistant(draft, num_beams=num_beams, num_steps=num_steps)
 
 
-def random_rows(rng: random.Random, number: int, *, ragged: bool, length: int) -> list[list[int]]:
-    return [
-        [rng.randint(1, TOKENS) for _ in range(rng.randint(1, length) if ragged else length)] for _ in range(number)
-    ]
-
-
 def random_catalogue(rng: random.Random, num_rows: int, *, ragged: bool) -> DeviceCatalogue:
-    """Fixed or ragged; maybe with additions, removals, a rule for every row, excluded items."""
-    length = LONGEST - 1 if ragged else rng.randint(3, LONGEST)  # the end token is one more
-    number = rng.choice((3, 20, 150, 800))
-    rows = random_rows(rng, number, ragged=ragged, length=length)
-    index = ConstraintIndex.from_sequences(rows, item_ids=range(number), eos_token_id=EOS if ragged else None)
-    if rng.random() < 0.3:
-        new = random_rows(rng, 10, ragged=ragged, length=length)
-        index.add(new, range(number, number + 10))
-    ids = index.item_ids.tolist()
-    if rng.random() < 0.3:
-        gone = rng.sample(ids, len(ids) // 3)
-        index.remove(gone)
-        ids = sorted(set(ids) - set(gone))
-    views, excluded = [index], None
-    if rng.random() < 0.3:
-        number = rng.choice((1, num_rows))
-        views = [index.where(rng.sample(ids, rng.randint(1, len(ids)))) for _ in range(number)]
-    if rng.random() < 0.3:
-        excluded = [rng.sample(ids, rng.randint(0, len(ids) // 2)) for _ in range(num_rows)]
-        views = views if len(views) == num_rows else views * num_rows
-    return catalogue_of(*views, excluded=excluded)
+    """Fixed or ragged, with any updates; one for all rows, or a rule and excluded items for each."""
+    index = random_index(rng, ragged=ragged, largest=800)
+    if rng.random() < 0.5:
+        return catalogue_of(index)
+    return transition.device_catalogue(random_rules(rng, index, num_rows=num_rows), CPU)
 
 
 def fixed_catalogue(seed: int, number: int, *, length: int = LONGEST) -> DeviceCatalogue:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_catalogues import EOS, TOKENS, VOCABULARY
 from reference import reference_beam_search
-from table_scorers import EOS, TOKENS, VOCABULARY, TableModel, TableScorer, catalogue_of, make_plan, tables
+from table_scorers import TableModel, TableScorer, catalogue_of, make_plan, tables
 
 from hf_gr import ConstraintIndex
 from hf_gr.core.beam import DEAD

@@ -15,7 +15,8 @@ import torch
 pytest.importorskip("jax")
 
 import table_scorers as theirs
-from flax_table_scorers import TableScorer, prompt_of, tables
+from flax_table_scorers import TableScorer, prompt_of
+from random_catalogues import VOCABULARY, random_rows, tables
 from table_scorers import make_plan
 
 from hf_gr import ConstraintIndex
@@ -33,10 +34,10 @@ from hf_gr.torch import drafters as torch_drafters
 from hf_gr.torch import transition as torch_transition
 from hf_gr.torch.noise import Noise as TorchNoise
 
-VOCABULARY, LENGTH, FILL = theirs.VOCABULARY, 5, 9
+LENGTH, FILL = 5, 9
 SCORE_TOL = 1e-4
 SCORER = TableScorer(VOCABULARY)
-INDEX = ConstraintIndex.from_sequences(theirs.random_rows(random.Random(0), 3000, ragged=False, length=LENGTH))
+INDEX = ConstraintIndex.from_sequences(random_rows(random.Random(0), 3000, ragged=False, length=LENGTH))
 
 
 def some_rules(seed: int) -> BatchRules:

@@ -17,8 +17,8 @@ pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 import jax
-from flax_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules
-from flax_table_scorers import TableScorer, prompt_of, tables
+from flax_table_scorers import TableScorer, prompt_of
+from random_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules, tables
 
 from hf_gr import ConstraintIndex
 from hf_gr.core.beam import Beams

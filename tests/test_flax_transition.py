@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,17 @@ pytest.importorskip("jax")
 
 import jax
 import jax.numpy as jnp
-from flax_catalogues import EOS, TOKENS, VOCABULARY, random_index, random_rows, random_rules
-from reference import ReferenceTrie
+from random_catalogues import (
+    EOS,
+    SPARSE,
+    TOKENS,
+    VOCABULARY,
+    check_steps,
+    random_index,
+    random_rows,
+    random_rules,
+    wide_rules,
+)
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.fanout import Fanout
@@ -30,17 +38,16 @@ from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 
 pytestmark = pytest.mark.shapes
 
-WIDTH = 128  # states that are looked at together
 FREE = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def _step(states: Any, catalogue: DeviceCatalogue, level: int) -> Any:
+def _step(states: Any, catalogue: DeviceCatalogue, level: int, vocabulary: int) -> Any:
     """All that there is to know of some states of a level."""
     below = transition.children(states, catalogue, level=level)
     shape = below.tokens.shape
     places = jnp.broadcast_to(jnp.arange(shape[1] * shape[2]), (shape[0], shape[1] * shape[2]))
-    scores = below.scores(jnp.zeros((*shape[:2], VOCABULARY)))
-    masked = transition.over_vocabulary(scores, below, VOCABULARY)
+    scores = below.scores(jnp.zeros((*shape[:2], vocabulary)))
+    masked = transition.over_vocabulary(scores, below, vocabulary)
     every = jnp.tile(jnp.arange(TOKENS + 1), (len(states), states.shape[1]))
     steps = transition.advance(jnp.repeat(states, TOKENS + 1, axis=1), every, catalogue, level=level)
     leaf = catalogue.is_leaf(states, level=level)
@@ -48,48 +55,12 @@ def _step(states: Any, catalogue: DeviceCatalogue, level: int) -> Any:
     return below.tokens, below_states, masked, steps.reshape(*states.shape, TOKENS + 1), leaf
 
 
-step = jax.jit(_step, static_argnums=2)
+step = jax.jit(_step, static_argnums=(2, 3))
 
 
-def legal_sequences(rules: BatchRules, row: int) -> list[list[int]]:
-    """The sequences of a row, by asking for the items of each that was ever there."""
-    known = {tuple(tokens.tolist()) for tokens in replace(rules.shared, alive=None).rows()}
-    cut = [[token for token in tokens if token >= 0] for tokens in known]
-    return [tokens for tokens in cut if rules.items(row, tokens)]
-
-
-def check(rules: BatchRules, *, num_rows: int, eos: int | None, step: Any = step) -> None:
-    """Walk every prefix of every row, and compare children, masks, leaves and single steps with the dictionary's."""
+def check(rules: BatchRules, *, num_rows: int, vocabulary: int = VOCABULARY, step: Any = step) -> None:
     catalogue = device_catalogue(rules, num_rows=num_rows)
-    dead = int(catalogue.dead_state)
-    for row in range(num_rows):
-        reference = ReferenceTrie(legal_sequences(rules, row), eos_token_id=eos)
-        prefixes: list[tuple[int, ...]] = [()]
-        states = [0]
-        for level in range(catalogue.max_length):
-            assert len(states) <= WIDTH
-            given_states = np.full((num_rows, WIDTH), dead, np.int32)
-            given_states[row, : len(states)] = states
-            tokens, below, masked, steps, leaf = (np.asarray(x)[row] for x in step(given_states, catalogue, level))
-            assert (tokens[len(states) :] < 0).all(), "the dead state has no children"
-            assert leaf[len(states) :].all(), "the dead state is a leaf"
-            prefixes_below, states_below = [], []
-            for place, prefix in enumerate(prefixes):
-                allowed = reference.allowed(prefix)
-                legal = tokens[place] >= 0
-                assert sorted(tokens[place][legal].tolist()) == allowed
-                assert np.flatnonzero(np.isfinite(masked[place])).tolist() == allowed
-                by_token = dict(zip(tokens[place][legal].tolist(), below[place][legal].tolist(), strict=True))
-                for token in range(TOKENS + 1):
-                    otherwise = dead if allowed else states[place]
-                    assert steps[place, token] == by_token.get(token, otherwise)
-                if allowed:
-                    assert not leaf[place]
-                prefixes_below += [(*prefix, token) for token in by_token]
-                states_below += by_token.values()
-            prefixes, states = prefixes_below, states_below
-        complete = {prefix for prefix in prefixes if not reference.allowed(prefix)}
-        assert complete <= {tuple(sequence) for sequence in reference.sequences()}
+    check_steps(rules, catalogue, lambda states, level: step(states, catalogue, level, vocabulary), num_rows=num_rows)
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
@@ -97,13 +68,12 @@ def check(rules: BatchRules, *, num_rows: int, eos: int | None, step: Any = step
 @given(seed=st.integers(0, 10**6))
 def test_steps_equal_the_dictionary_in_every_state(one_shape: None, ragged: bool, seed: int) -> None:
     rng = random.Random(seed)
-    index = random_index(rng, ragged=ragged, largest=100)
-    check(random_rules(rng, index), num_rows=2, eos=EOS if ragged else None)
+    check(random_rules(rng, random_index(rng, ragged=ragged, largest=100)), num_rows=2)
 
 
 def test_one_rule_and_copies_of_rows() -> None:
     index = ConstraintIndex.from_sequences(random_rows(random.Random(0), 30, ragged=False))
-    check(combine_rules([index.snapshot]), num_rows=1, eos=None)
+    check(combine_rules([index.snapshot]), num_rows=1)
     excluded = device_catalogue(combine_rules([index.snapshot], [[1, 2], [3]]), num_rows=4)
     assert excluded.hidden is not None
     for level in excluded.hidden:
@@ -113,33 +83,19 @@ def test_one_rule_and_copies_of_rows() -> None:
 
 def test_listed_exceptions_large_tokens_and_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_trie, "PARENTS", 0)
-    sparse = [[1 + n // 6, 1 + n % 6, *[2, 3, 4] * (n % 9 > 0)] for n in range(36)] + [[1, 2, 2, 5]]
-    index = ConstraintIndex.from_sequences(sparse, eos_token_id=0)
+    index = ConstraintIndex.from_sequences(SPARSE, eos_token_id=EOS)
     rules = combine_rules([index.snapshot], [[0, 7, 9, 36]])
     trie = device_catalogue(rules).trie
     assert any(exceptions is not None for exceptions in trie.exceptions)
-    check(rules, num_rows=1, eos=0, step=jax.jit(lambda *args: _step(*args), static_argnums=2))
-    large = ConstraintIndex.from_sequences(np.array(sparse[1:9]) + 2**31 - 7)
+    check(rules, num_rows=1, step=jax.jit(lambda *args: _step(*args), static_argnums=(2, 3)))
+    large = ConstraintIndex.from_sequences(np.array(SPARSE[1:9]) + 2**31 - 7)
     catalogue = device_catalogue(combine_rules([large.snapshot]), num_rows=1)
     tokens = np.asarray(transition.children(jnp.zeros((1, 1), jnp.int32), catalogue, level=0).tokens)
     assert sorted(tokens[tokens >= 0].tolist()) == large.allowed_next_tokens([])
 
 
 def test_a_node_with_more_children_than_a_word_has_bits() -> None:
-    rng = random.Random(0)
-    index = ConstraintIndex.from_sequences([[3, token] for token in range(100)] + [[5, 1], [5, 99]])
-    index.remove([*range(40, 50), 101])
-    added = [[3, token] for token in (2, 31, 32, 63, 64, 99, 45)]  # the first six are there
-    index.add([*added, [3, 120]], range(1000, 1008))
-    index.remove([1003])  # the item that was there has the same tokens, and stays
-    excluded = [0, 31, 33, 64, 65, 97, 1002, 1006]
-    rules = combine_rules([index.snapshot], [excluded, rng.sample(range(40), 30)])
-    catalogue = device_catalogue(rules)
-    states = transition.advance(jnp.zeros((2, 1), jnp.int32), jnp.full((2, 1), 3), catalogue, level=0)
-    legal = transition.children(states, catalogue, level=1)
-    for row in range(2):
-        tokens = np.asarray(legal.tokens)[row, 0]
-        assert sorted(tokens[tokens >= 0].tolist()) == [u for u in range(128) if rules.items(row, [3, u])]
+    check(wide_rules(), num_rows=2, vocabulary=128)
 
 
 @settings(max_examples=15, deadline=None)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -12,89 +13,56 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference import ReferenceTrie
+from random_catalogues import (
+    EOS,
+    SPARSE,
+    TOKENS,
+    VOCABULARY,
+    check_steps,
+    random_index,
+    random_rules,
+    wide_rules,
+)
 from table_scorers import CPU, catalogue_of
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.rules import combine_rules
+from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.torch import transition
 
 pytestmark = pytest.mark.shapes
 
-rows = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=30)
-# Most nodes have one child, some have several or, their end token aside, none: exceptions are listed.
-SPARSE = [[1 + number // 6, 1 + number % 6, *[2, 3, 4] * (number % 9 > 0)] for number in range(36)] + [[1, 2, 2, 5]]
+
+def check(rules: BatchRules, *, num_rows: int, vocabulary: int = VOCABULARY) -> None:
+    catalogue = transition.device_catalogue(rules, CPU)
+
+    def step(given: np.ndarray, level: int) -> tuple[torch.Tensor, ...]:
+        states = torch.from_numpy(given).long()
+        below = transition.children(states, catalogue, level=level)
+        masked = transition.over_vocabulary(torch.zeros(below.shape), below, vocabulary)
+        every = torch.arange(TOKENS + 1).repeat(len(states), states.shape[1])
+        above = states.repeat_interleave(TOKENS + 1, dim=1)
+        steps = transition.advance(above, every, catalogue, level=level).unflatten(1, (-1, TOKENS + 1))
+        tokens = below.tokens.masked_fill(~below.legal, -1)
+        return tokens, below.states, masked, steps, catalogue.is_leaf(states, level=level)
+
+    check_steps(rules, catalogue, step, num_rows=num_rows)
 
 
 @settings(max_examples=25, deadline=None)
-@given(rows)
-@example(SPARSE)
-def test_steps_equal_the_dictionary(sequences: list[list[int]]) -> None:
-    """Children, masks, leaves and single steps of every prefix."""
-    index = ConstraintIndex.from_sequences(sequences, eos_token_id=0)
-    reference = ReferenceTrie(sequences, eos_token_id=0)
-    trie = catalogue_of(index)
-    level_prefixes: list[tuple[int, ...]] = [()]
-    states = torch.zeros((1, 1), dtype=torch.long)
-    for level in range(trie.max_length):
-        below = transition.children(states, trie, level=level)
-        found = below.states
-        masked = transition.over_vocabulary(torch.zeros(below.shape), below, 8)
-        next_prefixes, next_states = [], []
-        for position, prefix in enumerate(level_prefixes):
-            legal = below.legal[0, position]
-            tokens = below.tokens[0, position][legal].tolist()
-            assert tokens == reference.allowed(prefix)
-            assert masked[0, position].isfinite().nonzero()[:, 0].tolist() == tokens
-            assert bool(trie.is_leaf(states[:, position, None], level=level)) == (not tokens)
-            for token in range(8):
-                step = transition.advance(states[:, position, None], torch.tensor([[token]]), trie, level=level)
-                if token in tokens:
-                    assert int(step) == int(found[0, position][legal][tokens.index(token)])
-                else:
-                    assert int(step) == (int(states[0, position]) if not tokens else trie.dead_state)
-            next_prefixes += [(*prefix, token) for token in tokens]
-            next_states += found[0, position][legal].tolist()
-        level_prefixes, states = next_prefixes, torch.tensor([next_states])
-    assert bool(trie.is_leaf(states, level=trie.max_length).all())
+@given(seed=st.integers(0, 10**6), ragged=st.booleans())
+def test_steps_equal_the_dictionary_in_every_state(seed: int, ragged: bool) -> None:
+    rng = random.Random(seed)
+    check(random_rules(rng, random_index(rng, ragged=ragged, largest=100)), num_rows=2)
 
 
-def some_rules(num_rules: int, *, excludes: int) -> Any:
-    """Rules, and exclusions of so many items, which end in whole dead branches."""
-    rows = np.random.default_rng(0).integers(0, 64, (3000, 3)) + [0, 64, 30_000]
-    index, items = ConstraintIndex.from_sequences(rows), np.arange(3000)
-    views = [index.where((items % 3 != rule) & (items > 1000 * rule)) for rule in range(num_rules)] or [index]
-    of_branches = [items[rows[:, 0] < 3], items[(rows[:, :2] == rows[5, :2]).all(1)]]
-    excluded = [np.unique(np.append(some, items[row:excludes:2])) for row, some in enumerate(of_branches)]
-    rules = combine_rules([view.snapshot for view in views], excluded if excludes else None)
-    left = np.stack([~np.isin(items, excluded[row]) if excludes else items >= 0 for row in range(2)])
-    for row in range(2 if num_rules else 0):
-        rule = row % num_rules
-        left[row] &= (items % 3 != rule) & (items > 1000 * rule)
-    return rules, [rows[kept] for kept in left]
+@pytest.mark.parametrize("excluded", [None, [[0, 7, 9, 36]]])
+def test_listed_exceptions(excluded: Any) -> None:
+    index = ConstraintIndex.from_sequences(SPARSE, eos_token_id=EOS)
+    check(combine_rules([index.snapshot], excluded), num_rows=1)
 
 
-@pytest.mark.parametrize("excludes", [0, 1, 300, 2000])  # a few, and more than a node has children
-@pytest.mark.parametrize("num_rules", [0, 1, 2])
-def test_rules_and_exclusions_leave_what_is_left(num_rules: int, excludes: int) -> None:
-    rules, left = some_rules(num_rules, excludes=excludes)
-    catalogue = transition.device_catalogue(rules, CPU)
-    states = torch.zeros((2, 1), dtype=torch.long)
-    prefixes: list[list[tuple[int, ...]]] = [[()], [()]]
-    for level in range(3):
-        below = transition.children(states, catalogue, level=level)
-        found: list[dict[tuple[int, ...], int]] = []
-        for row in range(2):
-            nodes = {}
-            for place, prefix in enumerate(prefixes[row]):
-                legal = below.legal[row, place]
-                tokens, to = below.tokens[row, place][legal].tolist(), below.states[row, place][legal].tolist()
-                nodes |= {(*prefix, token): state for token, state in zip(tokens, to, strict=True)}
-            found.append(nodes)
-            assert list(nodes) == sorted({tuple(sequence[: level + 1]) for sequence in left[row].tolist()})
-        prefixes, width = [list(nodes) for nodes in found], max(map(len, found))
-        rows = [[*nodes.values(), *[catalogue.dead_state] * (width - len(nodes))] for nodes in found]
-        states = torch.tensor(rows)
+def test_a_node_with_more_children_than_a_word_has_bits() -> None:
+    check(wide_rules(), num_rows=2, vocabulary=128)
 
 
 @pytest.mark.parametrize(("num_short", "large"), [(0, [32_768]), (25_000, [40_000, 3000])])

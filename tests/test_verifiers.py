@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from random_catalogues import EOS, random_rows
 from reference import reference_relaxed_selection
 from table_scorers import (
-    EOS,
     TableModel,
     assistant_of,
     catalogue_of,
     noise_of,
-    random_rows,
     relaxed_plan,
     tables,
 )
