@@ -49,16 +49,6 @@ def test_updates_of_several_threads_are_all_kept() -> None:
     assert index.items(rows) == [[100 + number] for number in range(400)]
 
 
-def test_a_view_shares_the_arrays_and_keeps_its_own_time() -> None:
-    index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
-    view = index.where(["ham", "yam"])
-    assert view.snapshot.items is index.snapshot.items
-    index.remove(["ham"])
-    assert list(index.where(np.array([False, True]))) == [[6, 7]]
-    view.add([[9, 9]], ["spam"])
-    assert (view.item_ids, list(index)) == (["ham", "yam", "spam"], [[5, 8], [6, 7]])
-
-
 def test_what_is_saved_is_what_is_served(tmp_path: Path) -> None:
     rows = [[5], [5, 7], [6, 7, 7], [5], [6], [8, 5]]
     updated = ConstraintIndex.from_sequences(rows, item_ids=range(10, 16), eos_token_id=EOS)
@@ -137,13 +127,16 @@ class Mine(ConstraintIndex):
     """A subclass, which copies and views are of, too."""
 
 
-def test_a_copy_keeps_the_catalogue_of_its_moment() -> None:
-    index = Mine.from_sequences([[5, 7], [5, 8]])
-    then = copy.copy(index)
-    index.remove([0])
-    assert then.snapshot.items is index.snapshot.items
-    index.add([[5, 7]], [9])
-    assert then.items([[5, 7], [5, 8]]) == [[0], [1]]
-    assert list(then.where(then.item_ids == 0)) == [[5, 7]]
+def test_copies_and_views_share_the_arrays_and_keep_their_own_time() -> None:
+    index = Mine.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
+    then, view = copy.copy(index), index.where(["ham", "yam"])
+    assert then.snapshot.items is view.snapshot.items is index.snapshot.items
+    index.remove(["ham"])
+    index.add([[5, 7]], ["rye"])
+    view.add([[9, 9]], ["spam"])
+    assert then.items([[5, 7], [5, 8]]) == [["ham"], ["jam"]]
+    assert list(then.where(np.array(then.item_ids) == "ham")) == [[5, 7]]
+    assert list(index.where(np.array([False, True, False]))) == [[6, 7]]
+    assert (view.item_ids, index.item_ids) == (["ham", "yam", "spam"], ["jam", "yam", "rye"])
     assert then.snapshot.items is not index.snapshot.items
-    assert [type(one) for one in (then, then.where([0]), pickle.loads(pickle.dumps(index)))] == [Mine] * 3
+    assert [type(one) for one in (then, view, pickle.loads(pickle.dumps(index)))] == [Mine] * 3

@@ -295,11 +295,6 @@ def test_a_tokenizer_with_the_other_case() -> None:
 def test_a_file_with_a_tokenizer() -> None:
     source = {name: write_texts(row) for name, row in zip(RAGGED_NAMES, RAGGED, strict=True)}
     tokenizer, model = small_tokenizer(), small_model(5)
-    with pytest.raises(ValueError, match="offset=3 and a tokenizer, expected one of them"):
-        SemanticIds.from_json(source, tokenizer=tokenizer, model=model, offset=3)
-    with pytest.raises(ValueError, match="model is given and tokenizer=None, expected both"):
-        SemanticIds.from_json(source, model=model)
-    assert len(tokenizer) == num_embeddings(model) == 5
     ids = SemanticIds.from_json(source, tokenizer=tokenizer, model=model)
     assert tokenizer.convert_ids_to_tokens(ids.encode(["yam", "ram"])) == ["<a_2>", "<b_0>", "<c_1>", "<a_1>"]
 
