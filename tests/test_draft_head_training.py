@@ -12,14 +12,15 @@ import families
 import numpy as np
 import pytest
 import torch
+from reference import reference_head_log_probs
+from test_draft_head import hidden_states
 from torch.utils.data import Subset
 from transformers import TrainingArguments
 
 import hf_gr
 from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.generation.torch.heads import save_draft_head
-from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
-from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset
+from hf_gr.training import DraftHeadTrainer, InteractionDataset
 
 LOSS_TOL = 1e-5  # fp32, means of a few dozen terms
 CODEBOOKS = [[3, 4, 5, 6], [10, 11, 12], [20, 21, 22, 23, 24]]
@@ -43,7 +44,7 @@ def make_data(number: int = 24, *, seed: int = 0, ragged: bool = False) -> Inter
 
 
 def trainer(directory: Path, model: Any, data: Any = None, **options: Any) -> DraftHeadTrainer:
-    ours = ("train_backbone", "embedding_lr", "transition_lr", "logit_lr", "eval_dataset")
+    ours = ("train_backbone", "embedding_lr", "transition_lr", "logit_lr", "eval_dataset", "optimizers")
     given = {name: options.pop(name) for name in ours if name in options}
     arguments = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 0}
     arguments |= {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_strategy": "no"}
@@ -59,8 +60,7 @@ def trainer(directory: Path, model: Any, data: Any = None, **options: Any) -> Dr
 
 
 def test_every_item_with_others_before_it_is_an_entry() -> None:
-    tokens = [[3, 10], [4, 11, 20], [5, -1, -1], [6, 12]]
-    tokens = [row + [-1] * (3 - len(row)) for row in tokens]
+    tokens = [[3, 10, -1], [4, 11, 20], [5, -1, -1], [6, 12, -1]]
     histories = [[0, 1, 2], [], [3], [2, 3, 0, 1]]
     data = InteractionDataset.from_histories(histories, tokens, max_items=2, prefix_tokens=[50], eos_token_id=2)
     expected = []
@@ -132,39 +132,16 @@ def test_bad_data_is_named(given: dict[str, Any], message: str) -> None:
 
 
 def slow_loss(model: Any, data: InteractionDataset) -> float:
-    """Equation 6 as a mean: one prompt at a time, one level at a time, codes found by searching."""
-    head, losses = model.draft_head, []
-    weights = {name: values.detach().double() for name, values in head.state_dict().items()}
+    """Equation 6 as a mean: one prompt at a time, one level at a time."""
+    weights = {name: values.double().numpy() for name, values in model.draft_head.state_dict().items()}
+    losses = []
     for entry in (data[number] for number in range(len(data))):
-        placeholders = list(head.config.placeholder_token_ids)
-        prompt = torch.tensor([entry["input_ids"].tolist()])
-        with torch.no_grad():
-            if model.config.is_encoder_decoder:
-                start = model.generation_config.decoder_start_token_id
-                out = model(
-                    input_ids=prompt,
-                    decoder_input_ids=torch.tensor([[start, *placeholders]]),
-                    output_hidden_states=True,
-                )
-                hidden = out.decoder_hidden_states[-1][0]
-            else:
-                tokens = torch.cat([prompt, torch.tensor([placeholders], dtype=torch.long)], dim=1)
-                hidden = model(input_ids=tokens, output_hidden_states=True).hidden_states[-1][0]
-        hidden = hidden[len(hidden) - len(placeholders) - 1 :].double()
-        state = hidden[0]
-        for level, token in enumerate(entry["labels"].tolist()):
-            logits = weights[f"logit_heads.{level}.weight"] @ (hidden[level + 1] + state)
-            code = CODEBOOKS[level].index(token)
-            losses.append(float(-logits.log_softmax(-1)[code]))
-            if level < 2:
-                cell = {
-                    name.rpartition(".")[2]: values
-                    for name, values in weights.items()
-                    if f"transitions.{level}" in name
-                }
-                embedded = weights[f"embeddings.{level}.weight"][code]
-                state = cell["weight_ih"] @ embedded + cell["bias_ih"] + cell["weight_hh"] @ state + cell["bias_hh"]
-                state = state.tanh()
+        prompt = torch.from_numpy(entry["input_ids"])[None]
+        hidden = hidden_states(model, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}, 0)
+        label = entry["labels"].tolist()
+        for level, token in enumerate(label):
+            known = reference_head_log_probs(hidden, weights, CODEBOOKS, label[:level], transition="rnn")
+            losses.append(-known[token])
     return float(np.mean(losses))
 
 
@@ -183,36 +160,24 @@ def test_the_loss_is_the_twins(family: str, ragged: bool, tmp_path: Path) -> Non
 # Who learns, and how fast
 
 
-def groups_of(made: DraftHeadTrainer) -> dict[str, tuple[float, float]]:
-    """Learning rate and weight decay by name, of all that the optimizer has."""
-    names = {id(parameter): name for name, parameter in made.model.named_parameters()}  # pyright: ignore
-    return {
-        names[id(parameter)]: (group["initial_lr"], group["weight_decay"])
-        for group in made.optimizer.param_groups  # pyright: ignore
-        for parameter in group["params"]
-    }
-
-
 def test_learning_rates_are_multiples(tmp_path: Path) -> None:
     model = model_of(config={"tie_word_embeddings": False})
     made = trainer(tmp_path, model, max_steps=1, weight_decay=0.1, logit_lr=2.0)
     made.train()
-    found = groups_of(made)
-    assert set(found) == {name for name, _ in model.named_parameters()} - {"lm_head.weight"}
-    for name, (rate, decay) in found.items():
-        factor = {"logit_heads": 2, "embeddings": 100, "transitions": 10}.get(
-            name.split(".")[1] if name.startswith("draft_head") else "", 1
-        )
-        assert rate == pytest.approx(1e-3 * factor), name
-        assert decay == (0 if "bias" in name or "norm" in name else 0.1), name
+    found = {id(parameter): group for group in made.optimizer.param_groups for parameter in group["params"]}  # pyright: ignore
+    assert id(model.lm_head.weight) not in found
+    for name, parameter in model.named_parameters():
+        if name != "lm_head.weight":
+            part = name.split(".")[1] if name.startswith("draft_head") else ""
+            factor = {"logit_heads": 2, "embeddings": 100, "transitions": 10}.get(part, 1)
+            assert found[id(parameter)]["initial_lr"] == pytest.approx(1e-3 * factor), name
+            assert found[id(parameter)]["weight_decay"] == (0 if "bias" in name or "norm" in name else 0.1), name
 
 
 def test_an_optimizer_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.draft_head.parameters(), lr=0.1)
-    args = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
-    made = DraftHeadTrainer(model=model, args=args, train_dataset=make_data(), optimizers=(optimizer, None))
-    made.train()
+    trainer(tmp_path, model, optimizers=(optimizer, None), max_steps=1).train()
     assert len(optimizer.param_groups) == 1
 
 
@@ -419,16 +384,3 @@ def test_a_checkpoint_of_another_head_is_refused(tmp_path: Path) -> None:
         (checkpoint / name).unlink()
     with pytest.raises(ValueError, match="checkpoint-1 has no draft head like the model's"):
         trainer(tmp_path, model_of(), **options).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_batches_of_encoder_decoders_are_padded_on_the_right() -> None:
-    config = DraftHeadConfig(hidden_size=8, codebook_sizes=(2, 3), placeholder_token_ids=(8, 9))
-    data = InteractionDataset([[5, 6], [7]], labels=[[0, 2], [1, -1]])
-    head = DraftHead(config, [[0, 1], [2, 3, 4]])
-    batch = DraftHeadCollator(head, pad_token_id=1, decoder_start_token_id=3)([data[0], data[1]])
-    assert {name: values.tolist() for name, values in batch.items()} == {
-        "input_ids": [[5, 6], [7, 1]],
-        "attention_mask": [[1, 1], [1, 0]],
-        "decoder_input_ids": [[3, 8, 9], [3, 8, 9]],
-        "labels": [[0, 2], [1, -100]],
-    }

@@ -70,11 +70,7 @@ def test_ids_are_of_the_kind_of_the_catalogue(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "how", "message"),
     [
-        (
-            {"user": [1], "item": [2]},
-            {"item": "what"},
-            "has no column 'what', expected one of .*: name it with item=",
-        ),
+        ({"user": [1], "item": [2]}, {"item": "what"}, "has no column 'what', expected .*: name it with item="),
         ({"user": [1], "item": [None]}, {}, "column 'item', row 0 is None, expected a value"),
         ({"user": [], "item": []}, {}, "has no row"),
         ({"user": [1], "item": [2], "t": ["yesterday"]}, {"time": "t"}, "'yesterday' in the first row, expected num"),
@@ -142,21 +138,14 @@ def test_windows_are_pieces_of_the_history_and_others_in_every_epoch() -> None:
     assert windows[3]["input_ids"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_validation_asks_for_last_items_only() -> None:
+def test_validation_asks_for_last_items_only_and_padding_is_neither_seen_nor_predicted() -> None:
     asked = LastItems([[0, 1, 2], [1], [2, 0]], [[1, 2], [3, 4], [5, 6]], window=2)
-    batch = pad_batch([asked[0], {"input_ids": np.array([1]), "labels": np.array([1])}], pad_token_id=0)
+    batch = pad_batch([asked[0], {"input_ids": np.array([1])}], pad_token_id=4)  # also where padding is a real token
     assert len(asked) == 2
     assert asked.lengths.tolist() == [4, 4]
-    assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [1, 0, 0, 0]]
+    assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [1, 4, 4, 4]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 0, 0, 0]]
     assert batch["labels"].tolist() == [[-100, -100, 5, 6], [1, -100, -100, -100]]
-
-
-def test_padding_is_neither_seen_nor_predicted() -> None:
-    rows = [{"input_ids": np.array([1, 2])}, {"input_ids": np.array([3])}]
-    batch = pad_batch(rows, pad_token_id=2)  # also where padding is a real token
-    assert batch["input_ids"].tolist() == [[1, 2], [3, 2]]
-    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
-    assert batch["labels"].tolist() == [[1, 2], [3, -100]]
 
 
 # Training
@@ -278,10 +267,7 @@ def test_the_last_weights_are_validated_too(often: dict[str, Any], num_losses: i
         ({"patience": 3}, "patience=3 without validation="),
         ({"validation": [["item-0"]]}, "validation has no history of two items"),
         ({"validation": [["item-0", "soap"]]}, "validation.0. has item 'soap'"),
-        (
-            {"max_step": 3},
-            "max_step=3, expected an argument of train_recommender",
-        ),
+        ({"max_step": 3}, "max_step=3, expected an argument of train_recommender"),
         ({"histories": []}, "histories is empty"),
         ({"histories": [[], []]}, "histories has no item"),
         ({"histories": [["item-0", "soap"]]}, "histories.0. has item 'soap', which has no semantic ID"),

@@ -8,7 +8,6 @@ import doctest
 import importlib
 import pickle
 import pkgutil
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -179,9 +178,10 @@ def test_teacher_data_is_the_search_and_plain_forwards(
 ) -> None:
     """Every prompt's own search, and log-probabilities of all legal tokens; drafts and samples are off."""
     number, index, model = 6, make_index(), target_model(family)
-    asked = target_model(family)
+    asked = target_model(family).train()
     asked.generation_config.update(drafting="trie", do_sample=True)
     data = write(tmp_path, index, model=asked, number=number, num_beams=num_beams)
+    assert asked.training
     assert len(data) == number
     for entry, prompt in zip(data, make_prompts(number), strict=True):  # pyright: ignore[reportArgumentType]
         assert entry["input_ids"].tolist() == prompt
@@ -201,16 +201,12 @@ def test_teacher_data_is_the_search_and_plain_forwards(
             for at, log_probs in enumerate(plain):
                 legal = walked[at].below.legal[0, place if at else 0]
                 tokens = walked[at].below.tokens[0, place if at else 0][legal].tolist()
-                assert sorted(tokens) == (index.allowed_next_tokens(row[:at]) if at else root_tokens(index))
+                assert sorted(tokens) == index.allowed_next_tokens(row[:at])
                 assert np.abs(dense[at][0, place if at else 0][legal].numpy() - log_probs[tokens]).max() < HALF_TOL
         assert (entry["scores"][len(whole) :] == -np.inf).all()
         assert index.eos_token_id in (None, entry["label"][-1])
     rebuilt = ConstraintIndex.from_sequences(list(index), eos_token_id=index.eos_token_id)
     trainer(tmp_path, data, rebuilt)  # the same catalogue, built otherwise
-
-
-def root_tokens(index: ConstraintIndex) -> list[int]:
-    return sorted({sequence[0] for sequence in index})
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
@@ -287,24 +283,6 @@ def test_arguments_are_checked_at_the_door(how: dict[str, Any], message: str, tm
         write_teacher_data(directory=tmp_path, **given)
 
 
-def test_a_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in ("files", "shards"):
-        monkeypatch.delitem(sys.modules, f"hf_gr.tables.{name}", raising=False)
-    with pytest.raises(ImportError, match=r"hf-gr\[tables\]"):
-        write_teacher_data(target_model(), [[3]], fixed_catalogue(), tmp_path, num_beams=K)
-
-
-def test_the_model_is_left_in_its_mode_and_a_bar_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = target_model().train()
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    write(tmp_path, fixed_catalogue(), model=model, number=3, progress=True)
-    assert model.training
-    assert "Asking the target model" in capsys.readouterr().err
-
-
 # The dataset
 
 
@@ -347,51 +325,6 @@ def test_batches_hold_what_was_asked_for(ragged: TeacherDataset) -> None:
 # The trainer
 
 
-def twin_loss(
-    loss: str,
-    target: Any,
-    draft: Any,
-    index: ConstraintIndex,
-    data: TeacherDataset,
-    *,
-    num_tokens: int | None = K,
-    alpha: float | None = None,
-) -> float:
-    """The loss of all rows, from plain forwards of both models and the literal twins."""
-    entries = list(data)  # pyright: ignore[reportArgumentType]
-    labels = [entry["label"].tolist() for entry in entries]
-    sequences = [[[t for t in row if t >= 0] for row in entry["sequences"].tolist()] for entry in entries]
-    sequences = [[row for row in of_prompt if row] for of_prompt in sequences]
-
-    def along(model: Any, rows: Any) -> Any:
-        return [
-            [plain_log_probs(model, entry["input_ids"], row) for row in of_prompt]
-            for entry, of_prompt in zip(entries, rows, strict=True)
-        ]
-
-    of_labels = [row for (row,) in along(draft, [[label] for label in labels])]
-    rec = reference.reference_sft(of_labels, labels)
-    if loss == "sft":
-        return rec
-    if loss == "seqkd" and alpha is None:
-        both = [[*rows, label] for rows, label in zip(along(draft, sequences), of_labels, strict=True)]
-        return reference.reference_seqkd(both, [[*rows, label] for rows, label in zip(sequences, labels, strict=True)])
-    alpha = (1.0 if loss == "beamkd" else 0.5) if alpha is None else alpha
-    if loss == "seqkd":
-        return alpha * reference.reference_seqkd(along(draft, sequences), sequences) + (1 - alpha) * rec
-    legal = [
-        [[index.allowed_next_tokens(row[:t]) if t else root_tokens(index) for t in range(len(row))] for row in rows]
-        for rows in sequences
-    ]
-    name = "f" if loss == "beamkd" else loss[-1]
-    align = getattr(reference, f"reference_align_{name}")
-    options = {} if name == "f" else {"num_tokens": num_tokens}
-    return (
-        alpha * align(along(draft, sequences), along(target, sequences), legal, sequences, **options)
-        + (1 - alpha) * rec
-    )
-
-
 @pytest.mark.parametrize(
     ("loss", "family", "options"),
     [
@@ -407,11 +340,34 @@ def twin_loss(
 def test_the_trainers_loss_is_the_twins(
     loss: str, family: str, options: dict[str, Any], ragged: TeacherDataset, tmp_path: Path
 ) -> None:
-    index, draft = ragged_catalogue(), draft_model(family=family)
+    """Of all rows, from plain forwards of both models."""
+    index, draft, entries = ragged_catalogue(), draft_model(family=family), list(ragged)  # pyright: ignore
     made = trainer(tmp_path, ragged, index, model=draft, loss=loss, **options)
-    batch = made.data_collator(list(ragged))  # pyright: ignore[reportArgumentType]
-    expected = twin_loss(loss, target_model(), draft, index, ragged, **options)
-    assert abs(made.compute_loss(draft, batch).item() - expected) < LOSS_TOL * max(1, abs(expected))
+
+    def along(model: Any, rows: Any) -> Any:
+        return [
+            [plain_log_probs(model, entry["input_ids"], row) for row in of_prompt]
+            for entry, of_prompt in zip(entries, rows, strict=True)
+        ]
+
+    labels = [[entry["label"].tolist()] for entry in entries]
+    sequences = [[row[row >= 0].tolist() for row in entry["sequences"] if row[0] >= 0] for entry in entries]
+    drafted, of_labels = along(draft, sequences), along(draft, labels)
+    alpha = options.get("alpha", {"beamkd": 1.0, "sft": 0.0}.get(loss, 0.5))
+    expected = (1 - alpha) * reference.reference_seqkd(of_labels, labels)
+    if loss == "seqkd" and not options:  # the label is one more sequence
+        pairs = ((drafted, of_labels), (sequences, labels))
+        both = [[[*rows, *label] for rows, label in zip(*pair, strict=True)] for pair in pairs]
+        expected = reference.reference_seqkd(*both)
+    elif loss == "seqkd":
+        expected += alpha * reference.reference_seqkd(drafted, sequences)
+    elif loss != "sft":
+        legal = [[[index.allowed_next_tokens(row[:t]) for t in range(len(row))] for row in rows] for rows in sequences]
+        align = getattr(reference, f"reference_align_{'f' if loss == 'beamkd' else loss[-1]}")
+        how = {} if loss == "beamkd" else {"num_tokens": options.get("num_tokens", K)}
+        expected += alpha * align(drafted, along(target_model(), sequences), legal, sequences, **how)
+    found = made.compute_loss(draft, made.data_collator(entries)).item()
+    assert abs(found - expected) < LOSS_TOL * max(1, abs(expected))
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(fixed: TeacherDataset, tmp_path: Path) -> None:
