@@ -19,7 +19,7 @@ from huggingface_hub.errors import HTTPError
 from typer.testing import CliRunner
 
 import hf_gr
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, GRGenerationConfig
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.commands import app as cli
 from hf_gr.files import draft_head as head_storage
@@ -257,17 +257,6 @@ def answers(model: Any, index: ConstraintIndex, **options: Any) -> set[str]:
 
 def load(repo_id: str = "me/recommender", **options: Any) -> Any:
     return AutoModelForGenerativeRetrieval.from_pretrained(repo_id, **options)
-
-
-def test_a_draft_head_goes_to_the_hub_and_back(hub: HubServer) -> None:
-    """By the same code as an index."""
-    model = make_model()  # a head needs its model to be saved
-    assert COMMIT.search(model.draft_head.push_to_hub("head"))
-    assert sorted(hub.files("me/head")) == sorted(["README.md", *HEAD_FILES])
-    assert b'DraftHead.from_pretrained("me/head")' in hub.files("me/head")["README.md"]
-    loaded = DraftHead.from_pretrained("me/head")
-    assert loaded.config == model.draft_head.config
-    assert same_weights(loaded, model.draft_head)
 
 
 def test_a_checkpoint_carries_its_draft_head_and_its_catalogue(hub: HubServer) -> None:

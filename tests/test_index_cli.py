@@ -156,39 +156,29 @@ def test_build_from_every_kind_of_file(tmp_path: Path) -> None:
     assert list(build(tmp_path, second, first, "--eos-token-id", 9).item_ids) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_codes_of_a_table_become_tokens(tmp_path: Path) -> None:
+    table = (table_of_codes(tmp_path), "--delimiter", ";")
+    for options, expected in (
         (["--codes", "codes", "--offset", 3], {"offset": 3}),
         (["--offset", 0, "--level-sizes", "4,4"], {"level_sizes": [4, 4]}),  # the column's name is the default
         (["--codes", "c0", "--codes", "c1", "--offset", 3], {"offset": 3}),
-    ],
-)
-def test_codes_of_a_table_become_tokens(options: list[Any], expected: Any, tmp_path: Path) -> None:
-    index = SemanticIds(CODES, item_ids=NAMES, **expected).constraint_index()
-    assert items_of(build(tmp_path, table_of_codes(tmp_path), "--delimiter", ";", *options)) == items_of(index)
+    ):
+        index = SemanticIds(CODES, item_ids=NAMES, **expected).constraint_index()
+        assert items_of(build(tmp_path, *table, *options)) == items_of(index)
+    tokenizer = tokenizer_of("bpe")
+    tokenizer.add_tokens([f"<{level}_{code}>" for level in "ab" for code in range(4)])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    options = ["--tokenizer", tmp_path / "tokenizer", "--template"]
+    index = SemanticIds.from_tokenizer(CODES, tokenizer, item_ids=NAMES).constraint_index()
+    assert items_of(build(tmp_path, *table, *options, "<{level}_{code}>")) == items_of(index)
+    said = fail("build", *table, *options, "[{level}{code}]", "-o", tmp_path / "other")
+    assert "codes.csv: the tokenizer lacks 5 of" in said
 
 
 def table_of_codes(folder: Path) -> Path:
     rows = [f"{name};{' '.join(map(str, row))};{row[0]};{row[1]}" for name, row in zip(NAMES, CODES, strict=True)]
     (folder / "codes.csv").write_text("\n".join(["item_id;codes;c0;c1", *rows]))
     return folder / "codes.csv"
-
-
-def test_codes_of_a_table_become_the_tokens_of_a_tokenizer(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    tokenizer = tokenizer_of("bpe")
-    texts = [f"<{level}_{code}>" for level in "AB" for code in range(4)]
-    tokenizer.add_tokens(texts)
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    rows = [[f"<A_{first}>", f"<B_{second}>"] for first, second in CODES]
-    pq.write_table(pa.table({"codes": rows, "item_id": NAMES}), tmp_path / "items.parquet")
-    table, options = tmp_path / "items.parquet", ("--tokenizer", tmp_path / "tokenizer", "-o", tmp_path / "built")
-    succeed("build", table, "--codes", "codes", *options)
-    index = ConstraintIndex.from_pretrained(tmp_path / "built")
-    assert index.encode(NAMES) == tokenizer.convert_tokens_to_ids([text for row in rows for text in row])
-    said = fail("build", table, "--codes", "codes", *options, "--template", "[{level}{code}]")
-    assert "row 0 is ['<A_0>', '<B_1>'], it has '<A_0>' at level 0, expected" in said
 
 
 def test_labels_of_a_file(tmp_path: Path) -> None:
