@@ -90,6 +90,14 @@ def make_users(case: Case, num_users: int, *, seed: int = 0, longest: int = 12) 
     return users
 
 
+def make_measured(case: Case, num_users: int) -> list[dict[str, Any]]:
+    """Users of two countries, whose last items are of few."""
+    rows = make_users(case, num_users)
+    for number, row in enumerate(rows):
+        row |= {"seen": [*row["seen"], 100 + number % 7], "country": "fr" if number % 3 else "de"}
+    return rows
+
+
 def write_users(path: Path, users: list[dict[str, Any]], **options: Any) -> Path:
     pq.write_table(pa.Table.from_pylist(users), path, **options)
     return path

@@ -15,7 +15,6 @@ import pytest
 from jobs_case import Case, command, make_users, options_of, read, run, write_users
 
 from hf_gr import ConstraintIndex, evaluate, recommend
-from hf_gr.jobs.metrics import user_metrics
 from hf_gr.jobs.run import Recommended
 
 NUM_USERS = 40
@@ -68,18 +67,6 @@ def test_what_is_unknown_is_dropped_and_the_rest_answers(case: Case, clean: Any,
     assert again == replace(made, already_finished=True)
     with pytest.raises(ValueError, match="is there already, of another run"):
         run(case, path, output, unknown_items="drop", fallback=POPULAR[::-1])
-
-
-def test_without_a_fallback_such_users_are_problems(case: Case, real: Any, tmp_path: Path) -> None:
-    path = write_users(tmp_path / "real.parquet", real)
-    made = run(case, path, tmp_path / "recs.parquet", unknown_items="drop", on_error="skip")
-    errors = {number: row["error"] for number, row in enumerate(read(made.output)) if row["error"]}
-    assert set(errors) == set(COLD)
-    assert "row 8 cannot be answered: history has 500 and no item of the catalogue, expected one or more" in errors[8]
-    assert "row 5 cannot be answered: history is empty, expected one item or more" in errors[5]
-    assert all("or have a fallback list answer" in error for error in errors.values())
-    with pytest.raises(ValueError, match=r"filter has 777, expected items of the catalogue"):
-        run(case, path, tmp_path / "stopped.parquet", fallback=POPULAR)
 
 
 def test_a_fallback_is_any_list_of_ids(case: Case) -> None:
@@ -198,18 +185,3 @@ def test_what_looks_like_a_mistake_is_told_once(
     said = [record.getMessage() for record in caplog.records if record.name == "hf_gr.recommend"]
     assert len(said) == int(is_wrong), said
     assert all(message in text for text in said)
-
-
-def test_codes_compiled_as_tokens_are_told(case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    codes = np.stack(np.unravel_index(np.arange(27), (3, 3, 3)), axis=1)
-    index = ConstraintIndex.from_sequences(codes)
-    recommend(case.model, [[1]], constraint_index=index, progress=False)
-    said = [record.getMessage() for record in caplog.records if record.name == "hf_gr.recommend"]
-    assert any("the tokens look like codes" in text for text in said)
-
-
-def test_an_item_answered_twice_counts_once() -> None:
-    assert user_metrics(["jam", "ham", "ham"], ["ham", "rye"], (3,)) == user_metrics(
-        ["jam", "ham"], ["ham", "rye"], (3,)
-    )
-    assert max(user_metrics(["ham"] * 5, ["ham"], (5,))) == 1

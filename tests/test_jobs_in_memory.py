@@ -117,17 +117,6 @@ def test_a_table_in_memory_may_be_written_and_resumed(loaded: Any, table: pa.Tab
         recommend(model, frame, output, **options)
 
 
-def test_a_row_that_cannot_be_answered_is_named(loaded: Any, table: pa.Table) -> None:
-    model, index = loaded
-    frame = table.to_pandas()
-    frame.at[20, "seen"] = [7]
-    with pytest.raises(ValueError, match="users, row 20 cannot be answered: history has 7, expected"):
-        recommend(model, frame, constraint_index=index, **OPTIONS)
-    found = recommend(model, frame, constraint_index=index, on_error="skip", **OPTIONS)
-    assert found["error"].notna().tolist() == [row == 20 for row in range(NUM_USERS)]
-    assert found["items"][20] == []
-
-
 def test_evaluate_takes_the_same_tables(tmp_path: Path, loaded: Any, table: pa.Table) -> None:
     model, index = loaded
     histories = [history for history in table.column("seen").to_pylist() if len(history) > 1]

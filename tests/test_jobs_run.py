@@ -103,8 +103,7 @@ OF_DRAFT = {"drafting": "assistant", "num_draft_beams": 8}
 @pytest.mark.parametrize(
     "changed",
     [
-        {"token_budget": 1},
-        {"window_rows": 7},
+        {"token_budget": 1, "window_rows": 7},
         {"drafting": "trie"},
         OF_DRAFT | {"assistant_model": lambda case: case.model},
         OF_DRAFT | {"assistant_model": lambda case: case.load()[0]},
@@ -115,20 +114,6 @@ def test_how_rows_are_batched_and_drafted_does_not_matter(
 ) -> None:
     given = {name: value(case) if callable(value) else value for name, value in changed.items()}
     assert same_rows(run(case, users, tmp_path / "recs.parquet", **given).output, expected)
-
-
-def test_a_model_and_a_catalogue_in_memory(tmp_path: Path, case: Case, users: Path) -> None:
-    model, index = case.load()
-    index.remove([100, 101])
-    kept: list[Any] = []
-    generate = model.generate
-    model.generate = lambda **given: kept.append(generate(**given)) or kept[-1]
-    made = recommend(model, users, tmp_path / "recs.parquet", constraint_index=index, history="seen", top_k=3)
-    rows = read(made.output)
-    assert [row["row"] for row in rows] == list(range(NUM_USERS))
-    assert not {item for row in rows for item in row["items"]} & {100, 101}
-    assert {len(row["items"]) for row in rows} == {3}
-    assert {out.scores for out in kept} == {None}  # scores of all steps are never kept
 
 
 def test_the_checkpoint_may_name_all(tmp_path: Path, case: Case, users: Path) -> None:
@@ -172,11 +157,6 @@ def test_texts_are_prompts_with_a_tokenizer(tmp_path: Path, case: Case) -> None:
         recommend(model, table, **(options | {"tokenizer": None}))
 
 
-def test_an_empty_filter_leaves_nothing(case: Case) -> None:
-    table = pa.table({"seen": [[100], [101]], "only": pa.array([[], [103]], pa.list_(pa.int64()))})
-    assert run(case, table, None, user=None, exclude=None)["items"].to_pylist() == [[], [103]]
-
-
 def test_a_column_of_users_keeps_its_cells(case: Case) -> None:
     table = pa.table({"seen": [[100], [101]], "targets": ["ann", "bob"], "error": ["ann", "bob"]})
     options = {"constraint_index": case.index, "history": "seen", "progress": False}
@@ -212,23 +192,12 @@ def test_a_model_that_is_partly_on_the_disk(tmp_path: Path, case: Case, users: P
 # What stops a run, and what is skipped
 
 
-def test_bad_rows_are_skipped_with_a_reason(tmp_path: Path, case: Case, expected: Path) -> None:
-    path = users_with(case, tmp_path / "u.parquet", {40: {"seen": None}, 45: {"seen": [100, 7]}, 51: {"only": [7]}})
-    made = run(case, path, tmp_path / "recs.parquet", on_error="skip")
-    assert (made.num_rows, made.num_skipped) == (NUM_USERS, 3)
-    for number, (row, one) in enumerate(zip(read(made.output), read(expected), strict=True)):
-        error = row.pop("error")
-        if number in (40, 45, 51):
-            assert (row["items"], row["scores"]) == ([], [])
-            assert f"row {number} cannot be answered: " in error
-        else:
-            assert error is None
-            assert same(row, (one["items"], one["scores"]))
-
-
-def test_a_run_that_stopped_at_a_row_goes_on_and_skips_it(tmp_path: Path, case: Case) -> None:
+def test_a_run_that_stopped_at_a_row_goes_on_and_skips_it(tmp_path: Path, case: Case, expected: Path) -> None:
     path, output = users_with(case, tmp_path / "u.parquet", {40: {"seen": [7]}}), tmp_path / "recs.parquet"
     fresh = run(case, path, tmp_path / "fresh.parquet", on_error="skip")
+    for number, (row, one) in enumerate(zip(read(fresh.output), read(expected), strict=True)):
+        assert (row.pop("error") is None) == (number != 40)
+        assert row["items"] == [] if number == 40 else same(row, (one["items"], one["scores"]))
     interrupt(case, path, tmp_path / "skipped.parquet", 3, on_error="skip")
     for stopped in (output, tmp_path / "skipped.parquet"):  # also at a row that an earlier run has skipped
         with pytest.raises(
@@ -240,8 +209,6 @@ def test_a_run_that_stopped_at_a_row_goes_on_and_skips_it(tmp_path: Path, case: 
     again = run(case, path, output, on_error="skip")
     assert (again.num_skipped, again.num_resumed) == (1, 2)
     assert again.output.read_bytes() == fresh.output.read_bytes()
-    with pytest.raises(ValueError, match="is there already, of another run"):
-        run(case, path, output)
 
 
 def test_arguments_are_checked_before_any_work(tmp_path: Path, case: Case, users: Path) -> None:
@@ -325,13 +292,6 @@ def test_users_that_change_while_they_are_read(
 # Resuming
 
 
-def test_a_run_may_go_on_with_smaller_batches(tmp_path: Path, case: Case, users: Path, expected: Path) -> None:
-    output = tmp_path / "recs.parquet"
-    interrupt(case, users, output, 2)
-    assert run(case, users, output, token_budget=200).num_resumed == 2
-    assert same_rows(output, expected)
-
-
 def test_a_run_that_finished_nothing_is_in_nobodys_way(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
     output = tmp_path / "recs.parquet"
     interrupt(case, users, output, 0, top_k=3)
@@ -395,29 +355,29 @@ def test_the_same_run_again_does_nothing(tmp_path: Path, case: Case, users: Path
     assert made.already_finished
 
 
-@pytest.mark.parametrize("changed", [{"exclude": None}, {"length_penalty": 0.0}])
-def test_another_run_is_never_mixed_in(tmp_path: Path, case: Case, users: Path, expected: Path, changed: Any) -> None:
-    output = tmp_path / "recs.parquet"
-    output.write_bytes(expected.read_bytes())
-    with pytest.raises(ValueError, match="recs.parquet is there already, of another run"):
-        run(case, users, output, **changed)
-    made = run(case, users, output, **changed, overwrite=True)
-    fresh = run(case, users, tmp_path / "fresh.parquet", **changed)
-    assert made.output.read_bytes() == fresh.output.read_bytes()
-
-
-def test_parts_of_another_run_are_refused_by_what_differs(tmp_path: Path, case: Case, users: Path) -> None:
-    output = tmp_path / "recs.parquet"
-    interrupt(case, users, output, 2)
+def test_another_run_is_never_mixed_in(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
+    output, begun = tmp_path / "recs.parquet", tmp_path / "begun.parquet"
+    output.write_bytes(whole)
+    interrupt(case, users, begun, 2)
     model, index = case.load()
     with torch.no_grad():
         model.get_input_embeddings().weight[3, 3] += 1
+    model.save_pretrained(tmp_path / "model")
     index.remove([100])
-    with pytest.raises(ValueError, match=r"recs.parquet.parts has parts of another run \(with another catalogue\)"):
-        run(case, users, output, constraint_index=index)
-    with pytest.raises(ValueError, match=r"parts of another run \(with another model\)"):
-        recommend(model, users, output, constraint_index=case.index, **RUN, window_rows=16, progress=False)
-    assert run(case, users, output).num_resumed == 2
+    others = {"model": {}, "catalogue": {"constraint_index": index}, "options": {"length_penalty": 0.0}}
+    for differs, changed in others.items():
+        mine = replace(case, model=tmp_path / "model") if differs == "model" else case
+        with pytest.raises(ValueError, match="recs.parquet is there already, of another run"):
+            run(mine, users, output, **changed)
+        with pytest.raises(
+            ValueError, match=rf"begun.parquet.parts has parts of another run \(with another {differs}\)"
+        ):
+            run(mine, users, begun, **changed)
+    made = run(case, users, output, length_penalty=0.0, overwrite=True)
+    fresh = run(case, users, tmp_path / "fresh.parquet", length_penalty=0.0)
+    assert made.output.read_bytes() == fresh.output.read_bytes() != whole
+    assert run(case, users, begun, token_budget=4_000).num_resumed == 2  # a run may go on with smaller batches
+    assert same_rows(begun, users.with_name("whole.parquet"))
 
 
 def test_a_damaged_part_is_named(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
