@@ -34,17 +34,12 @@ from hf_gr.jobs.parts import Parts
 from hf_gr.training import write_teacher_data
 
 
-class RankingTotals:
-    """Means of the metrics of some lists."""
-
-    def __init__(self, cutoffs: tuple[int, ...]) -> None:
-        self.cutoffs, self.values = cutoffs, UserValues()
-
-    def add(self, items: Any, targets: Any) -> None:
-        self.values.add(user_metrics(items, targets, self.cutoffs))
-
-    def means(self) -> dict[str, float]:
-        return dict(zip(metric_names(self.cutoffs), self.values.means(), strict=False))
+def means_of(lists: Sequence[tuple[Any, Any]], cutoffs: tuple[int, ...]) -> dict[str, float]:
+    """Means of the metrics of some lists, each with its targets."""
+    values = UserValues()
+    for items, targets in lists:
+        values.add(user_metrics(items, targets, cutoffs))
+    return dict(zip(metric_names(cutoffs), values.means(), strict=False))
 
 
 SCORE_TOL = 1e-4  # fp32: sums of 3 log-probabilities, in batches of other sizes and paddings

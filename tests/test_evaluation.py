@@ -18,7 +18,7 @@ import jobs_case
 import numpy as np
 import pyarrow as pa
 import pytest
-from jobs_case import Case, RankingTotals, make_case, make_measured, read, write_users
+from jobs_case import Case, make_case, make_measured, means_of, read, write_users
 
 from hf_gr import ConstraintIndex, evaluate
 from hf_gr.answering.requests import Request
@@ -202,7 +202,7 @@ def baseline_metrics(
     """Both baselines over leave-one-out rows, by the slow twin."""
     histories = [row["seen"][:-1] for row in rows]
     num_repeats = sum(len(one) - len(set(one)) for one in histories)
-    totals = {name: RankingTotals(cutoffs) for name in (POPULARITY, ITEM_TO_ITEM)}
+    totals: dict[str, Any] = {POPULARITY: [], ITEM_TO_ITEM: []}
     for row, history in zip(rows, histories, strict=True):
         target = row["seen"][-1]
         omitted = [item for item in row["not"] if item != target]
@@ -210,8 +210,8 @@ def baseline_metrics(
             omitted += history
         lists = reference_lists(histories, list(case.tokens), history, omitted, row["only"], cutoffs[-1])
         for name, items in lists.items():
-            totals[name].add(items, [target])
-    return {name: each.means() for name, each in totals.items()}
+            totals[name].append((items, [target]))
+    return {name: means_of(each, cutoffs) for name, each in totals.items()}
 
 
 @pytest.mark.parametrize("source", ["histories", "targets"])

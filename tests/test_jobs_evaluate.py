@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs_case import Case, RankingTotals, command, make_measured, make_users, options_of, read, run, write_users
+from jobs_case import Case, command, make_measured, make_users, means_of, options_of, read, run, write_users
 from typer.main import get_command as build_command
 
 from hf_gr import ConstraintIndex, evaluate, recommend
@@ -54,11 +54,8 @@ wanted = st.sets(st.integers(0, 12), min_size=1, max_size=4)
 
 @given(st.lists(st.tuples(lists, wanted), min_size=1, max_size=5), st.integers(1, 12))
 def test_metrics_are_means_of_the_definitions(rows: list[tuple[list[int], set[int]]], k: int) -> None:
-    totals = RankingTotals((k,))
-    for items, targets in rows:
-        totals.add(items, targets)
     expected = [reference_metrics(items, targets, k) for items, targets in rows]
-    means = totals.means()
+    means = means_of(rows, (k,))
     assert set(means) == set(expected[0])
     for name, value in means.items():
         assert value == pytest.approx(sum(one[name] for one in expected) / len(rows))
@@ -75,21 +72,22 @@ def test_leave_one_out_is_recommend_over_shorter_histories(tmp_path: Path, case:
         row["not"] = [item for item in row["not"] if item != target]
     made = run(case, write_users(tmp_path / "short.parquet", rows), tmp_path / "recs.parquet", filter=None)
     answers = [row["items"] for row in read(made.output)]
-    totals = {name: RankingTotals((1, 6)) for name in ("all", "de", "fr", "new")}
+    lists: dict[str, Any] = {name: [] for name in ("all", "de", "fr", "new")}
     for row, target, items in zip(rows, targets, answers, strict=True):
         parts = ["all", row["country"], *(["new"] if target in (100, 103) else [])]
         for name in parts:
-            totals[name].add(items, [target])
+            lists[name].append((items, [target]))
+    means = {name: means_of(part, (1, 6)) for name, part in lists.items()}
     options = {"exclude": "not", "group": "country", "new_items": [100, 103], "cutoffs": (6, 1), "num_beams": 8}
     how = {"constraint_index": case.index, "history": "seen", "sampled_users": 2, "window_rows": 16}
     found = evaluate(case.model, users, **how, **options)
     (result,) = found.results
     assert found.cutoffs == (1, 6)
-    assert result.metrics == pytest.approx(totals["all"].means())
+    assert result.metrics == pytest.approx(means["all"])
     assert {name: part["num_users"] for name, part in result.groups.items()} == {"de": 20, "fr": 40}
-    assert result.groups["de"] == pytest.approx({"num_users": 20, **totals["de"].means()})
-    assert result.new_items == pytest.approx({"num_users": totals["new"].values.num_users, **totals["new"].means()})
-    assert 0 < totals["new"].values.num_users < NUM_USERS
+    assert result.groups["de"] == pytest.approx({"num_users": 20, **means["de"]})
+    assert result.new_items == pytest.approx({"num_users": len(lists["new"]), **means["new"]})
+    assert 0 < len(lists["new"]) < NUM_USERS
     assert result.coverage == pytest.approx(len({item for items in answers for item in items}) / len(case.tokens))
     assert (result.num_users, result.num_skipped, result.filled, result.invalid) == (NUM_USERS, 0, 1.0, 0.0)
     assert 0 < (result.latency_seconds or 0) < 10
@@ -103,12 +101,9 @@ def test_given_targets_one_or_several(tmp_path: Path, case: Case) -> None:
     path = write_users(tmp_path / "u.parquet", rows)
     options = {"constraint_index": case.index, "history": "seen", "target": "next", "num_beams": 40, "cutoffs": [40]}
     (result,) = evaluate(case.model, path, **options, is_new="new", sampled_users=0).results
-    model, index = case.load()
     plain = run(case, path, tmp_path / "r.parquet", user=None, exclude=None, filter=None, top_k=40, num_beams=40)
-    totals = RankingTotals((40,))
-    for row, answer in zip(rows, read(plain.output), strict=True):
-        totals.add(answer["items"], row["next"])
-    assert result.metrics == pytest.approx(totals.means())
+    lists = [(answer["items"], row["next"]) for row, answer in zip(rows, read(plain.output), strict=True)]
+    assert result.metrics == pytest.approx(means_of(lists, (40,)))
     assert result.metrics["recall@40"] > 0
     assert result.new_items["num_users"] == 1
     assert (result.latency_seconds, result.unconstrained_invalid) == (None, None)
@@ -157,6 +152,7 @@ def test_no_more_beams_are_searched_than_there_are_sequences(
 
     def counted(*arguments: Any, **options: Any) -> Any:
         asked.add(options["num_beams"])
+        assert not options.get("_step_scores")  # scores of all steps are never kept
         return generate(*arguments, **options)
 
     index = ConstraintIndex.from_pretrained(case.index)

@@ -15,7 +15,6 @@ import pytest
 from jobs_case import Case, command, make_users, options_of, run, write_users
 from tqdm.auto import tqdm
 
-from hf_gr import recommend
 from hf_gr.files.progress import progress_bar
 
 NUM_USERS = 40  # 3 windows of 16
@@ -26,29 +25,22 @@ def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
     return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, NUM_USERS))
 
 
-def test_a_bar_is_for_terminals(
+def test_a_bar_is_for_terminals_and_notebooks(
     tmp_path: Path, case: Case, users: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(case, users, tmp_path / "a.parquet", progress=True)
-    assert "Recommending" not in capsys.readouterr().err
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    run(case, users, tmp_path / "b.parquet", progress=True)
-    shown = capsys.readouterr().err
-    assert re.search(rf"Recommending: 100%.* {NUM_USERS}/{NUM_USERS} ", shown)
-    run(case, users, tmp_path / "c.parquet", progress=False)
-    assert "Recommending" not in capsys.readouterr().err
+    def shown(name: str, *, progress: bool = True) -> str:
+        run(case, users, tmp_path / f"{name}.parquet", progress=progress)
+        return capsys.readouterr().err
 
-
-def test_a_notebook_is_no_terminal_and_has_a_bar(
-    case: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell: Any = SimpleNamespace(kernel=None)
+    shell: Any = SimpleNamespace()  # IPython in a terminal that is not one
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # pyright: ignore
-    recommend(case.model, [[100], [101]], constraint_index=case.index)
-    assert re.search("Recommending: 100%.* 2/2 ", capsys.readouterr().err)
-    shell = SimpleNamespace()  # IPython in a terminal that is not one
-    recommend(case.model, [[100], [101]], constraint_index=case.index)
-    assert "Recommending" not in capsys.readouterr().err
+    assert "Recommending" not in shown("file")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.stderr, "isatty", lambda: True)
+        assert re.search(rf"Recommending: 100%.* {NUM_USERS}/{NUM_USERS} ", shown("terminal"))
+        assert "Recommending" not in shown("quiet", progress=False)
+    shell = SimpleNamespace(kernel=None)
+    assert re.search(rf"Recommending: 100%.* {NUM_USERS}/{NUM_USERS} ", shown("notebook"))
 
 
 def test_a_resumed_bar_begins_where_the_run_stopped(
@@ -72,25 +64,6 @@ def test_a_resumed_bar_begins_where_the_run_stopped(
     assert "Work: 100%" in capsys.readouterr().err
 
 
-def test_a_log_has_a_line_for_each_window(
-    tmp_path: Path, case: Case, users: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with caplog.at_level(logging.INFO, "hf_gr.progress"):
-        run(case, users, tmp_path / "a.parquet", progress=True)
-    lines = [record.getMessage() for record in caplog.records if record.name == "hf_gr.progress"]
-    assert [line.partition(", ")[0] for line in lines] == [
-        "Recommending: 16 of 40 users (40.0%)",
-        "Recommending: 32 of 40 users (80.0%)",
-        "Recommending: 40 of 40 users (100.0%)",
-    ]
-    assert all(re.search(r", [\d.]+ users/s, \d\d:\d\d left$", line) for line in lines)
-    assert "Recommending" not in capsys.readouterr().err
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "hf_gr.progress"):
-        run(case, users, tmp_path / "b.parquet", progress=False)
-    assert not [record for record in caplog.records if record.name == "hf_gr.progress"]
-
-
 @pytest.mark.parametrize(("total", "of_total", "left"), [(None, "", ""), (8000, " of 8,000", ", 00:20 left")])
 def test_work_without_parts_logs_a_line_a_minute_and_one_at_the_end(
     total: int | None, of_total: str, left: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -109,12 +82,12 @@ def test_work_without_parts_logs_a_line_a_minute_and_one_at_the_end(
     assert lines[-1] == f"Reading: 7,000{of_total} users, 50.00 users/s{left}"
 
 
-def test_the_command_logs_to_stderr(tmp_path: Path, case: Case, users: Path) -> None:
+def test_the_command_logs_a_line_for_each_window(tmp_path: Path, case: Case, users: Path) -> None:
     done = command("recommend", *options_of(case, users, tmp_path / "a.parquet"), "--window-rows", 16, progress=True)
-    assert done.exit_code == 0
-    lines = done.stderr.splitlines()
-    assert len(lines) == 3
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d Recommending: 16 of 40 users \(40.0%\), ", lines[0])
+    parts = ["16 of 40 users (40.0%)", "32 of 40 users (80.0%)", "40 of 40 users (100.0%)"]
+    for line, part in zip(done.stderr.splitlines(), parts, strict=True):
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d Recommending: " + re.escape(part) + ", ", line)
+        assert re.search(r", [\d.]+ users/s, \d\d:\d\d left$", line)
     quiet = command("recommend", *options_of(case, users, tmp_path / "b.parquet"))
     assert (quiet.exit_code, quiet.stderr) == (0, "")
     assert not logging.getLogger("hf_gr.progress").handlers
