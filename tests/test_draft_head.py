@@ -14,7 +14,6 @@ import torch
 from families import ALIBI, DECODERS, ENCODER_DECODERS, LLAMA, PAD, VOCABULARY, build, prompts
 from reference import reference_beam_search, reference_head_log_probs
 from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.torch import draft_head
@@ -137,31 +136,25 @@ def test_any_backbone_takes_a_head(family: str) -> None:
     assert_same(drafted, ask(model, inputs, "fixed", 6, drafting=None))
 
 
-HEADS = {"num_key_value_heads": 2, "head_dim": 8}
-MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "state_size": 4, "num_hidden_layers": 2}
-LINEAR = {f"linear_{name}": size for name, size in [("num_value_heads", 2), ("num_key_heads", 2)]} | {
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+EXPERTS = dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8)
+EXPERTS |= {"num_experts": 2, "num_experts_per_tok": 1}
+LINEAR = dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
+LINEAR |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8)
 OTHERS: dict[str, dict[str, Any]] = {
     # Recurrent layers, whose state cannot give the placeholders back.
-    "mamba": MAMBA,
-    "lfm2": LLAMA | {"layer_types": ["conv", "full_attention"]},
-    "qwen3_next": LLAMA
-    | LINEAR
-    | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
-    | {"layer_types": ["linear_attention", "full_attention"]},
+    "mamba": {},
+    "lfm2": {},
+    "qwen3_next": LLAMA | LINEAR | EXPERTS | {"layer_types": ["linear_attention", "full_attention"]},
     # transformers takes another module for their decoder.
     "llama4_text": LLAMA | {"num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 4},
-    "modernbert-decoder": {name: value for name, value in LLAMA.items() if name not in HEADS},
+    "modernbert-decoder": {name: LLAMA[name] for name in LLAMA if name not in ("num_key_value_heads", "head_dim")}
+    | {"bos_token_id": 3},
 }
 
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_prefill_is_all_that_a_backbone_needs(family: str) -> None:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(OTHERS[family] | {"eos_token_id": None, "pad_token_id": PAD}))
-    model, inputs = enable(AutoModelForCausalLM.from_config(config)).eval(), prompts(2, 8)
+    model, inputs = enable(build(family, config=OTHERS[family])), prompts(2, 8)
     model.draft_head = new_head(5)
     out = ask(model, inputs, "fixed", 4)
     assert_answers(out, [oracle(model, inputs, row, rows_of("fixed")[0], 4) for row in range(2)], 5)

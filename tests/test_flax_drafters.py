@@ -18,9 +18,8 @@ pytest.importorskip("flax")
 
 import jax
 from flax_table_scorers import TableScorer, prompt_of
-from random_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules, tables
+from random_catalogues import LENGTH, VOCABULARY, random_index, random_rules, tables
 
-from hf_gr import ConstraintIndex
 from hf_gr.core.beam import Beams
 from hf_gr.core.widths import plan_first, plan_sizes
 from hf_gr.flax import ops
@@ -30,7 +29,6 @@ from hf_gr.flax.noise import Noise
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.speculation import Context
 from hf_gr.flax.transition import device_catalogue
-from hf_gr.generation.flax.drafts import _open_nodes
 
 pytestmark = pytest.mark.shapes
 
@@ -133,23 +131,6 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
             depths = [len(path) for path in found]
             assert depths == of_nodes[row][is_there].tolist()
             assert num_steps[row] == max(depths, default=0)
-
-
-def test_whole_levels_are_counted_with_additions() -> None:
-    """Every prefix that some sequence goes on from, once."""
-    for seed in range(20):
-        rng = random.Random(seed)
-        ragged = seed % 2 == 0
-        rows, more = (random_rows(rng, number, ragged=ragged) for number in (40, 9))
-        index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-        index.add(more, range(40, 49))
-        if ragged:
-            rows, more = ([[*row, EOS] for row in some] for some in (rows, more))
-        prefixes = {tuple(row[:length]) for row in rows + more for length in range(1, len(row))}
-        counts = [sum(len(prefix) == level for prefix in prefixes) for level in range(1, LENGTH + ragged)]
-        assert list(_open_nodes(index.snapshot)) == counts
-        index.remove(index.item_ids.tolist()[:20])
-        assert list(_open_nodes(index.snapshot)) == counts
 
 
 def test_whole_levels_are_drafted_with_the_prompt_where_they_fit() -> None:

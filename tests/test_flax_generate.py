@@ -169,20 +169,14 @@ def test_a_budget_bounds_what_is_drafted(plans: list[Any]) -> None:
 
 
 def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> None:
-    torch_model, _, folder = pair("qwen3")
-    torch_model = AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch")
-    torch_model.generation_config = GRGenerationConfig(
-        constraint_index=".", num_beams=4, num_return_sequences=4, pad_token_id=PAD
-    )
+    torch_model = AutoModelForGenerativeRetrieval.from_pretrained(pair("qwen3")[2], backend="torch")
+    own = GRGenerationConfig(constraint_index=".", num_beams=4, num_return_sequences=4, pad_token_id=PAD)
+    torch_model.generation_config = own
     torch_model.save_pretrained(tmp_path)
     RAGGED.save_pretrained(tmp_path)
-    model = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="flax")
-    assert isinstance(model.generation_config, GRGenerationConfig)
-    inputs = prompts(3, 9, padded=True)
-    theirs = torch_model.generate(**inputs, constraint_index=RAGGED)
-    assert model.generate(**to_numpy(inputs)).tolist() == theirs.tolist()
+    model, inputs = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="flax"), prompts(3, 9)
     out = model.generate(**to_numpy(inputs), return_dict_in_generate=True)
-    assert out.sequences.tolist() == theirs.tolist()
+    assert out.sequences.tolist() == torch_model.generate(**inputs, constraint_index=RAGGED).tolist()
     assert out.keys() == {"sequences", "beam_indices", "speculation"}  # scores are given where they are asked for
     other = RAGGED.where(list(range(50)))
     other.save_pretrained(tmp_path / "other")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from transformers.generation import (
-    LogitNormalization,
     MinPLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -23,7 +22,6 @@ pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
-from hf_gr.core.beam import DEAD
 from hf_gr.flax import tree, warpers
 from hf_gr.torch import tree as torch_tree
 
@@ -72,11 +70,3 @@ def test_warpers_are_those_of_transformers(ours: Any, theirs: Any, value: Any, k
     alive = np.isfinite(scores).any(-1).ravel()
     assert (found.reshape(-1, 9)[alive] == expected.numpy()[alive]).all()
     assert (found[1, 3] == -np.inf).all()
-
-
-def test_renormalisation_is_that_of_transformers() -> None:
-    scores = np.random.default_rng(0).normal(size=(BATCH, 3, 5)).astype(np.float32)
-    scores[0, 0, 2:] = -np.inf
-    expected = LogitNormalization()(None, torch.from_numpy(scores)).numpy()
-    np.testing.assert_allclose(warpers.renormalize(jnp.asarray(scores)), expected, atol=1e-6)
-    assert (warpers.renormalize(jnp.full((1, 1, 3), DEAD)) == DEAD).all()

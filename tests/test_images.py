@@ -193,22 +193,6 @@ def test_an_argument_that_every_step_reads_needs_transformers_loop(in_loop: list
     assert len(in_loop) == 2
 
 
-def test_an_option_that_is_not_known_needs_transformers_loop(in_loop: list[Any]) -> None:
-    model = build("qwen3")
-    forward = model.forward
-
-    def with_option(*args: Any, option: bool = False, **given: Any) -> Any:
-        outputs = forward(*args, **given)
-        outputs.logits = outputs.logits * (-1 if option else 1)
-        return outputs
-
-    model.forward = with_option
-    inputs = prompts(2, 6) | {"option": True}
-    theirs, ours = both(model, catalogue(ragged=False), inputs, num_beams=4, num_return_sequences=4)
-    assert assert_same(theirs, ours, 4) == 2
-    assert len(in_loop) == 1
-
-
 def test_memory_that_runs_out_during_a_trial_says_nothing_about_the_model() -> None:
     model = build("stablelm")
     forward, calls = model.forward, []
