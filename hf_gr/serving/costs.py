@@ -72,7 +72,7 @@ def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
     began, ahead = time.perf_counter(), recommender.tokens_ahead(recommender.num_beams)
     shapes = list(dict.fromkeys((rows, min(length, recommender.room or length)) for rows, length in SHAPES))
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
-    for number in range(ROUNDS):
+    for _ in range(ROUNDS):
         for rows, length in shapes:
             batch = _requests(recommender, rows, length)
 
@@ -81,13 +81,11 @@ def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
                 recommender.answer(batch)
                 return time.perf_counter() - start
 
-            took = workers.run_on_all(compute)
-            if number or time.perf_counter() - began > PATIENCE:
-                times[rows, length].append(float(np.mean(took)))
-        if number and time.perf_counter() - began > PATIENCE:
+            times[rows, length].append(float(np.mean(workers.run_on_all(compute))))
+        if time.perf_counter() - began > PATIENCE:
             break
-    known = {shape: float(np.median(seconds)) for shape, seconds in times.items() if seconds}
-    return Costs.fit([num_batch_tokens(*shape, ahead) for shape in known], list(known.values()))
+    known = [float(np.median(seconds[1:] or seconds)) for seconds in times.values()]
+    return Costs.fit([num_batch_tokens(*shape, ahead) for shape in times], known)
 
 
 def prepare(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:

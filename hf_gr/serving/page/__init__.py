@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import csv
 import json
+import mimetypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query
-from fastapi.responses import FileResponse, RedirectResponse
+from fastapi.responses import RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
 
 from hf_gr.answering.requests import split_items
 
 TITLES = "titles.json"  # in the folder of a model: found without --titles
 STATIC = Path(__file__).parent / "static"
-FILES = {"": "index.html", "page.js": "page.js", "tree.js": "tree.js", "page.css": "page.css"}
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 MOST_FOUND, MOST_NAMED = 10_000, 10_000
 
 # Only what comes from this server is run or shown; Spaces show the page in a frame.
-HEADERS = {"content-security-policy": "default-src 'self'; img-src 'self' data:", "x-content-type-options": "nosniff"}
+HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+mimetypes.add_type("text/javascript", ".js")  # systems may know another one, which browsers refuse
 
 ItemId = int | str
 
@@ -103,6 +108,16 @@ class Names:
         return self._titles.get(name, name)
 
 
+class Files(StaticFiles):
+    """The page's files."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """A file, with `HEADERS`."""
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(HEADERS)
+        return response
+
+
 def add_page(
     app: FastAPI, engine: Any, titles: Mapping[str, str], *, home: bool = True, dependencies: Sequence[Any] = ()
 ) -> None:
@@ -118,21 +133,8 @@ def add_page(
     names = Names(engine, titles)
     router = APIRouter(include_in_schema=False)
 
-    async def go() -> RedirectResponse:
-        return RedirectResponse("page/")
-
-    for path in ("/", "/page") if home else ("/page",):
-        router.add_api_route(path, go, methods=["GET"])
-
-    def add_file(path: str, name: str) -> None:
-        async def file() -> FileResponse:
-            media_type = TYPES[Path(name).suffix]
-            return FileResponse(STATIC / name, media_type=media_type, headers=HEADERS | {"cache-control": "no-cache"})
-
-        router.add_api_route(f"/page/{path}", file, methods=["GET"])
-
-    for path, name in FILES.items():
-        add_file(path, name)
+    if home:
+        router.add_api_route("/", lambda: RedirectResponse("page/"), methods=["GET"])
 
     @router.get("/page/items", dependencies=[*dependencies])
     def items(
@@ -145,3 +147,4 @@ def add_page(
         return names.describe(item_ids[:MOST_NAMED])
 
     app.include_router(router)
+    app.mount("/page", Files(directory=STATIC, html=True))
