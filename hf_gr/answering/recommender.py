@@ -24,9 +24,7 @@ from .backends import Backend, backend_of
 from .loading import prompt_room
 from .requests import (
     Request,
-    first_allowed,
     item_list,
-    join_tokens,
     latest_that_fit,
     shown,
     split_items,
@@ -188,7 +186,8 @@ class Recommender:
                 f"history ends with {shown(known[-1])} of {len(tokens_of[known[-1]])} tokens, expected an item that "
                 f"fits the {room} tokens that there is room for: take a model with more positions"
             )
-        prompt = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
+        middle = [token for item in latest for token in tokens_of[item]]
+        prompt = [*self.prefix_tokens, *middle, *self.suffix_tokens]
         return prompt, tuple(known), dropped, len(known) - len(latest)
 
     def _read_tokens(self, tokens: Any) -> list[int]:
@@ -220,11 +219,9 @@ class Recommender:
 
     def fallback_items(self, request: Request) -> list[Any]:
         """What answers a request without a prompt: the first living items of the fallback that it allows."""
-        index = self.index if request.rule is None else self._rule(request.rule)
-        items, _ = split_items(self.fallback or (), index)
-        allowed = None if request.allowed is None else set(request.allowed)
-        most = request.num_results or self.num_results
-        return first_allowed(items, exclude=set(request.exclude), allowed=allowed, at_most=most)
+        living, _ = split_items(self.fallback or (), self._view(request))
+        exclude = set(request.exclude)
+        return [item for item in living if item not in exclude][: request.num_results or self.num_results]
 
     def answer_all(
         self, requests: Sequence[Request], on_progress: Callable[[int], None] = lambda num_rows: None
@@ -327,14 +324,13 @@ class Recommender:
         self, request: Request, view: ConstraintIndex, found: Sequence[Sequence[Any]], scores: Sequence[float]
     ) -> Answer:
         """The items allowed for a request, from `num_results` sequences in order: `num_results` at most."""
-        exclude, allowed = set(request.exclude), None if request.allowed is None else set(request.allowed)
-        best: dict[Any, float] = {}
+        exclude, best = set(request.exclude), dict[Any, float]()
         for items, score in zip(found, scores, strict=True):
-            wanted = [item for item in items if item not in exclude and (allowed is None or item in allowed)]
-            if score > -math.inf and request.rule is not None:  # other items may share the sequence
-                wanted = [item for item, has in zip(wanted, view.has_items(wanted), strict=True) if has]
-            for item in wanted if score > -math.inf else ():  # several if items share a sequence
-                best.setdefault(item, score)
+            for item in items if score > -math.inf else ():  # several if items share a sequence
+                if item not in exclude:
+                    best.setdefault(item, score)
+        if view is not self.index:  # others may share the sequence of an allowed one
+            best = {item: best[item] for item in split_items(list(best), view)[0]}
         kept = list(best)[: self.num_results]
         is_broken = not kept and view.num_items > int(np.count_nonzero(view.has_items(exclude)))
         return Answer(kept, [best[item] for item in kept], is_broken=is_broken)

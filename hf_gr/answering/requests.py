@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Any
 
 from hf_gr.catalogue import ConstraintIndex
@@ -56,11 +55,6 @@ def latest_that_fit(history: Sequence[Any], tokens_of: Mapping[Any, Sequence[int
         if room < 0:
             return list(history[position + 1 :])
     return list(history)
-
-
-def join_tokens(items: Iterable[Any], tokens_of: Mapping[Any, Sequence[int]]) -> list[int]:
-    """The tokens of items, one after the other."""
-    return list(chain.from_iterable(tokens_of[item] for item in items))
 
 
 def item_list(items: Any, name: str, snapshot: Snapshot) -> list[Any]:
@@ -116,19 +110,6 @@ def living_fallback(fallback: Any, index: ConstraintIndex) -> tuple[list[Any] | 
             "them: are these its ids?"
         )
     return living, missing
-
-
-def first_allowed(
-    items: Iterable[Any], *, exclude: Collection[Any], allowed: Collection[Any] | None, at_most: int
-) -> list[Any]:
-    """The first of some items that a user may get.
-
-    Example:
-        >>> first_allowed(["tea", "jam", "rye", "ham"], exclude={"jam"}, allowed=None, at_most=2)
-        ['tea', 'rye']
-    """
-    kept = (item for item in items if item not in exclude and (allowed is None or item in allowed))
-    return list(islice(kept, at_most))
 
 
 def shown(value: Any) -> str:
