@@ -17,7 +17,6 @@ pytest.importorskip("jax")
 import jax
 import jax.numpy as jnp
 from random_catalogues import (
-    EOS,
     SPARSE,
     TOKENS,
     VOCABULARY,
@@ -29,11 +28,8 @@ from random_catalogues import (
 )
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.flax import device_trie, transition
-from hf_gr.flax.arrays import padded
-from hf_gr.flax.device_trie import DeviceTrie, exception_bits
 from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 
 pytestmark = pytest.mark.shapes
@@ -63,12 +59,21 @@ def check(rules: BatchRules, *, num_rows: int, vocabulary: int = VOCABULARY, ste
     check_steps(rules, catalogue, lambda states, level: step(states, catalogue, level, vocabulary), num_rows=num_rows)
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+@pytest.mark.parametrize(
+    ("ragged", "parents"),
+    [(False, device_trie.PARENTS), (True, device_trie.PARENTS), (True, 0)],
+    ids=["fixed", "ragged", "listed exceptions"],
+)
 @FREE
 @given(seed=st.integers(0, 10**6))
-def test_steps_equal_the_dictionary_in_every_state(one_shape: None, ragged: bool, seed: int) -> None:
+def test_steps_equal_the_dictionary_in_every_state(
+    one_shape: None, ragged: bool, parents: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_trie, "PARENTS", parents)  # up to so many, every node's first child is stored
     rng = random.Random(seed)
-    check(random_rules(rng, random_index(rng, ragged=ragged, largest=100)), num_rows=2)
+    rules = random_rules(rng, random_index(rng, ragged=ragged, largest=100))
+    assert any(one is not None for one in device_catalogue(rules).trie.exceptions) == (parents == 0)
+    check(rules, num_rows=2)
 
 
 def test_one_rule_and_copies_of_rows() -> None:
@@ -81,13 +86,7 @@ def test_one_rule_and_copies_of_rows() -> None:
         assert (level[3] == level[0]).all()
 
 
-def test_listed_exceptions_large_tokens_and_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_trie, "PARENTS", 0)
-    index = ConstraintIndex.from_sequences(SPARSE, eos_token_id=EOS)
-    rules = combine_rules([index.snapshot], [[0, 7, 9, 36]])
-    trie = device_catalogue(rules).trie
-    assert any(exceptions is not None for exceptions in trie.exceptions)
-    check(rules, num_rows=1, step=jax.jit(lambda *args: _step(*args), static_argnums=(2, 3)))
+def test_large_tokens() -> None:
     large = ConstraintIndex.from_sequences(np.array(SPARSE[1:9]) + 2**31 - 7)
     catalogue = device_catalogue(combine_rules([large.snapshot]), num_rows=1)
     tokens = np.asarray(transition.children(jnp.zeros((1, 1), jnp.int32), catalogue, level=0).tokens)
@@ -96,36 +95,6 @@ def test_listed_exceptions_large_tokens_and_wide_levels(monkeypatch: pytest.Monk
 
 def test_a_node_with_more_children_than_a_word_has_bits() -> None:
     check(wide_rules(), num_rows=2, vocabulary=128)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.sampled_from([0, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40).filter(any))
-def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> None:
-    dense = Fanout.from_offsets(np.append(0, np.cumsum(counts)))
-    listed = np.flatnonzero(np.array(counts) != 1)
-    bits = padded(exception_bits(listed, len(counts)), 64)
-    shifts = np.append(0, np.cumsum(np.array(counts)[listed] - 1))
-    start, end, behind = 1, 1 + len(counts), 1 + len(counts) + sum(counts)
-    nodes = jnp.arange(-2, 250)[None]
-    found = []
-    for offsets, exceptions in ((dense.offsets, None), (shifts, bits)):
-        trie = DeviceTrie(
-            tokens=jnp.zeros(1, jnp.int32),
-            offsets=(jnp.zeros(2, jnp.int32), jnp.asarray(padded(offsets.astype(np.int32), 64, offsets[-1]))),
-            exceptions=(None, None if exceptions is None else jnp.asarray(exceptions)),
-            token_bases=jnp.zeros(2, jnp.int32),
-            level_starts=jnp.asarray([0, start, end, behind], jnp.int32),
-            branching=(1, 1),
-            has_leaves=(True, True),
-        )
-        found.append([np.asarray(side)[0].tolist() for side in child_range(nodes, trie)])
-    firsts = [end + sum(counts[:parent]) for parent in range(len(counts))]
-    for first, number in found:
-        assert first[3 : 3 + len(counts)] == firsts
-        assert number == [0, 0, 0, *counts, *[0] * (249 - len(counts))]
-
-
-child_range = jax.jit(lambda nodes, trie: trie.child_range(nodes, level=1))
 
 
 def test_what_is_on_the_device_is_moved_once_and_shared_by_views() -> None:

@@ -158,20 +158,6 @@ def test_relaxed_selection_is_algorithm_2(name: str) -> None:
     assert_as_frequent(*(Counter(itertools.chain.from_iterable(sets.elements())) for sets in (found, expected)))
 
 
-@pytest.mark.parametrize("num_kept", [1, 4, 6])
-@pytest.mark.parametrize("alike", [0.0, 1.0])
-def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> None:
-    level = Level(num_kept, 3, 4, alike=alike, num_drafted=6, aliens=2)
-    generator = torch.Generator().manual_seed(0)
-    places = level.places(level.draw(500, generator), num_kept, generator)
-    size = level.scores.size
-    for row in places.tolist():
-        there = [place for place in row if place < size]
-        assert len(set(there)) == len(there) == min(num_kept, len(level.p))
-        assert all(divmod(place, 4) in level.p for place in there)
-        assert row[len(there) :] == [size] * (num_kept - len(there))
-
-
 # Whole searches
 
 

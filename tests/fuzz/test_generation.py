@@ -25,12 +25,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_gr import enable
 
-# Beside the families of the tests: one that is tried before it is trusted, and one with a recurrent state.
-MORE: dict[str, dict[str, Any]] = {
-    "gpt_neo": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
-    | {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 128},
-    "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
-}
+# In addition to the listed families: one that is tried before it is trusted, and one with a recurrent state.
+KNOWN = sorted([*FAMILIES, "gpt_neo", "mamba"])
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 DRAFTS = ("drafting", "assistant_model", "verification", "draft_token_budget", "num_assistant_tokens")
 NO_CACHE = ("bloom", "gpt_neo", "mamba")  # decode in transformers' loop
@@ -140,14 +136,14 @@ def model_of(family: str, seed: int, attention: str | None) -> Any:
     """A model of a family of the tests, or, with the attention of its own choice, of another architecture."""
     if attention is None:
         return enable(build_small(family, seed=seed))
-    return enable(build(family, seed=seed, config=MORE.get(family), attn_implementation=attention))
+    return enable(build(family, seed=seed, attn_implementation=attention))
 
 
 def draw_model(rng: np.random.Generator) -> tuple[str, int, str | None]:
     """The arguments of `model_of`; few models of other architectures, since each takes a second to make."""
     if rng.random() < 0.2:
         return pick(rng, *NAMES), 0, None
-    family = pick(rng, *sorted(FAMILIES | MORE))
+    family = pick(rng, *KNOWN)
     return family, int(rng.integers(3)), "eager" if family in NO_SDPA else pick(rng, "sdpa", "eager")
 
 
