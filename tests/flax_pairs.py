@@ -14,8 +14,17 @@ import numpy as np
 import torch
 from families import EOS, build
 from test_draft_head import new_head
+from transformers.generation import (
+    LogitNormalization,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
+from hf_gr.flax.plan import DecodePlan
+from hf_gr.generation.torch.logits_process import OfLiving
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
 ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 3))
@@ -60,3 +69,16 @@ def check(models: Any, inputs: dict[str, torch.Tensor], mine: dict[str, Any] | N
                 mine, other = np.asarray(found[level]), expected[level].numpy()
                 np.testing.assert_allclose(mine[alive], other[alive], atol=SCORE_TOL, rtol=0)
     return ours
+
+
+def processors_of(plan: DecodePlan) -> list[Any]:
+    """transformers' processors of what a plan says."""
+    keep: dict[str, Any] = {"min_tokens_to_keep": plan.min_tokens_to_keep}
+    made = [
+        None if plan.temperature is None else TemperatureLogitsWarper(float(plan.temperature)),
+        None if plan.top_k is None else TopKLogitsWarper(plan.top_k, **keep),
+        None if plan.top_p is None else TopPLogitsWarper(float(plan.top_p), **keep),
+        None if plan.min_p is None else MinPLogitsWarper(float(plan.min_p), **keep),
+        OfLiving(LogitNormalization()) if plan.renormalize_logits else None,
+    ]
+    return [processor for processor in made if processor is not None]

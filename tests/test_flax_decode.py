@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 pytest.importorskip("jax")
 
 import jax
+from flax_pairs import processors_of
 from flax_table_scorers import TableScorer, prompt_of
-from flax_warpers import processors_of
 from random_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules, tables
 from table_scorers import TableModel, make_plan
 from transformers import LogitsProcessorList

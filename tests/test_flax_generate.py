@@ -18,8 +18,7 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 import torch
-from flax_pairs import BEAMS, INDEX, RAGGED, ROWS, check, pair, to_numpy
-from flax_warpers import processors_of
+from flax_pairs import BEAMS, INDEX, RAGGED, ROWS, check, pair, processors_of, to_numpy
 from transformers import GPT2Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, GRGenerationConfig, enable

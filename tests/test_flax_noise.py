@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_noise import noise as of_torch
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
@@ -19,8 +20,6 @@ from hf_gr.flax import ops  # noqa: E402
 from hf_gr.flax.noise import Noise  # noqa: E402
 from hf_gr.flax.transition import Children  # noqa: E402
 from hf_gr.torch import noise as torch_noise  # noqa: E402
-from hf_gr.torch import ops as torch_ops  # noqa: E402
-from hf_gr.torch import transition as torch_transition  # noqa: E402
 
 NOISE_TOL = 2e-6  # fp32: two logarithms
 SEEDS = np.array([0, 7, -1, 2**63 - 1, -(2**63)])
@@ -41,15 +40,8 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
         noise = noise.stream(stream) if stream else noise
         return [getattr(noise, kind)(beams, children, paths=paths) for kind in ("uniform", "gumbel")]
 
-    states = torch.from_numpy(nothing).long()
-    given = (
-        Beams(torch_ops, *[torch.from_numpy(sequences)] * 2, states.float(), states),
-        torch_transition.Children(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
-    )
-    noise = torch_noise.Noise(torch.from_numpy(SEEDS))
-    noise = noise.stream(stream) if stream else noise
-    paths = paths_of(given[0]) if independent else None
-    theirs = [make(*given, paths=paths).numpy() for make in (noise.uniform, noise.gumbel)]
+    how = {"stream": stream, "independent": independent}
+    theirs = [of_torch(SEEDS, sequences, tokens, kind=kind, **how).numpy() for kind in ("uniform", "gumbel")]
     return list(zip(map(np.asarray, ours(Noise.of(SEEDS))), theirs, strict=True))
 
 

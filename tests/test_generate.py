@@ -22,6 +22,7 @@ from families import EOS, PAD, VOCABULARY, build, prompts, shared
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
@@ -67,22 +68,19 @@ def generated(out: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "bloom", "t5"])
-@pytest.mark.parametrize(("ragged", "padding"), [(False, PAD), (True, PAD), (False, None)])
-def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged: bool, padding: int | None) -> None:
-    model = enabled(family) if padding == PAD else enable(build(family, config={"pad_token_id": None}))
-    rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if ragged else SMALL
-    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
+@pytest.mark.parametrize("padding", [PAD, None])
+def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, padding: int | None) -> None:
+    """Which sequences, and in which order: fuzz/test_generation.py."""
+    model = enable(build(family, config={"pad_token_id": padding}))
+    rows = SMALL if padding is None else [row[: 1 + i % 3] for i, row in enumerate(SMALL)]
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=None if padding is None else EOS)
     options = {"num_beams": 9, "num_return_sequences": 9, "length_penalty": 2.0}
     out = model.generate(**prompts(2, 6), constraint_index=index, **options, **DETAILS)
     answers = out.sequences[:, 1 if model.config.is_encoder_decoder else 6 :]
-    for tokens, scores in zip(answers.view(2, 9, -1), out.sequences_scores.view(2, 9), strict=True):
-        items = index.items(tokens)
-        assert sorted(itertools.chain(*items[: len(index)])) == list(range(5))
-        assert not any(items[len(index) :])
-        assert (tokens[len(index) :] == (-1 if padding is None else padding)).all()
-        assert scores[: len(index)].isfinite().all()
-        assert (scores[len(index) :] == -torch.inf).all()
-        assert (scores[: len(index)].diff() <= 0).all()
+    is_missing = out.sequences_scores == -torch.inf
+    assert is_missing.tolist() == ([False] * 5 + [True] * 4) * 2
+    assert (answers[is_missing] == (-1 if padding is None else padding)).all()
+    assert [bool(items) for items in index.items(answers)] == (~is_missing).tolist()
 
 
 @pytest.mark.parametrize("how", [{}, LOOP], ids=str)
@@ -533,28 +531,35 @@ def test_a_quantised_models_weights_are_no_tensors(family: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_models_come_with_it_and_are_saved_as_ordinary_ones(family: str, tmp_path: Path) -> None:
+    """A checkpoint names its catalogue; where nobody enabled it, `constraint_index=` must not be taken in silence."""
     enable(build(family)).save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).architectures == [type(build(family)).__name__]
     INDEX.save_pretrained(tmp_path)
-    model = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
+    model, inputs = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path), prompts(2, 6)
     assert isinstance(model, GRGenerationMixin)
     assert isinstance(model, type(build(family)))
     assert isinstance(model.generation_config, GRGenerationConfig)
-    inputs = prompts(2, 6)
-    expected = enabled(family).generate(**inputs, constraint_index=INDEX, num_beams=4)
-    assert model.generate(**inputs, constraint_index=INDEX, num_beams=4).tolist() == expected.tolist()
+    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4).tolist()
+    assert enabled(family).generate(**inputs, constraint_index=INDEX, num_beams=4).tolist() == expected
 
-    model.generation_config.constraint_index = "."
-    model.generation_config.num_beams = 4
+    model.generation_config.update(constraint_index=".", drafting="trie", num_beams=4)
     model.save_pretrained(tmp_path)
-    again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
-    assert again.generation_config.constraint_index == "."
-    assert again.generate(**inputs).tolist() == expected.tolist()
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved["hf_gr"] == {"constraint_index": ".", "drafting": "trie"}
     assert GenerationConfig.from_pretrained(tmp_path).num_beams == 4
-    if family == "qwen3":
-        plain = AutoModelForCausalLM.from_pretrained(tmp_path)
-        assert plain.generate(**inputs, max_new_tokens=2).shape[1] == 8
-        assert enable(plain).generate(**inputs).tolist() == expected.tolist()
+    plain = (AutoModelForSeq2SeqLM if family == "t5" else AutoModelForCausalLM).from_pretrained(tmp_path)
+    assert plain.generate(**inputs, max_new_tokens=2, min_new_tokens=2).shape[1] == (3 if family == "t5" else 8)
+    for option in ({"constraint_index": INDEX}, {"drafting": "trie"}):
+        with pytest.raises(ValueError, match="model_kwargs"):
+            plain.generate(**inputs, max_new_tokens=2, **option)
+    for again in (AutoModelForGenerativeRetrieval.from_pretrained(tmp_path), enable(plain)):
+        config = again.generation_config
+        assert (config.constraint_index, config.drafting, config.verification) == (".", "trie", None)
+        assert again.generate(**inputs).tolist() == expected
+    # Files of before 0.1.0 have the fields among transformers' own.
+    (tmp_path / "generation_config.json").write_text(json.dumps({"constraint_index": ".", "num_beams": 3}))
+    old = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path).generation_config
+    assert (old.constraint_index, old.num_beams) == (".", 3)
 
 
 def test_an_index_may_be_named(tmp_path: Path) -> None:
@@ -742,24 +747,3 @@ def _generates_itself(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Te
 def test_what_changes_no_beam_search(options: dict[str, Any]) -> None:
     common = {**prompts(2, 20), "constraint_index": INDEX, "num_beams": 3, "num_return_sequences": 2}
     assert enabled().generate(**(common | options)).tolist() == enabled().generate(**common).tolist()
-
-
-def test_plain_transformers_refuses_what_it_would_ignore(tmp_path: Path) -> None:
-    """A checkpoint names its catalogue; where nobody enabled it, `constraint_index=` must not be taken in silence."""
-    model, index = build("llama"), ConstraintIndex.from_sequences([[5, 7], [5, 8]])
-    model = enable(model)
-    model.generation_config.constraint_index, model.generation_config.drafting = ".", "trie"
-    model.save_pretrained(tmp_path)
-    index.save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "generation_config.json").read_text())
-    assert saved["hf_gr"] == {"constraint_index": ".", "drafting": "trie"}
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
-    for option in ({"constraint_index": index}, {"drafting": "trie"}):
-        with pytest.raises(ValueError, match="model_kwargs"):
-            plain.generate(torch.tensor([[3, 4]]), max_new_tokens=2, **option)
-    for config in (enable(plain).generation_config, GRGenerationConfig.from_pretrained(tmp_path)):
-        assert (config.constraint_index, config.drafting, config.verification) == (".", "trie", None)
-    # Files of before 0.1.0 have the fields among transformers' own.
-    (tmp_path / "generation_config.json").write_text(json.dumps({"constraint_index": ".", "num_beams": 3}))
-    old = enable(AutoModelForCausalLM.from_pretrained(tmp_path)).generation_config
-    assert (old.constraint_index, old.num_beams) == (".", 3)
