@@ -123,15 +123,6 @@ class Case:
         return [[job.request for job in batch] for batch in self.pool.batches]
 
 
-@in_virtual_time
-async def test_a_request_starts_at_once_when_a_worker_is_free() -> None:
-    case = Case()
-    done = await case.ask("one")
-    assert (done.value, done.queued, done.batch_size) == ("one", 0.0, 1)
-    assert done.computed == pytest.approx(0.1)
-    assert case.log.batches == [Batch(1, 50, pytest.approx(0.1), pytest.approx(0.1))]
-
-
 @pytest.mark.parametrize(
     ("workers", "asked", "batches"),
     [
@@ -165,14 +156,16 @@ async def test_what_is_computed_together(workers: int, asked: list[tuple[Any, An
 
 
 @in_virtual_time
-async def test_a_cancelled_request_is_not_computed() -> None:
+async def test_a_free_worker_begins_at_once_and_what_is_cancelled_is_not_computed() -> None:
     case = Case()
     first = case.ask("first")
     await asyncio.sleep(0.01)
     gone, stays = case.ask("gone"), case.ask("stays")
     await asyncio.sleep(0.01)
     gone.cancel()
-    await asyncio.gather(first, stays)
+    done, _ = await asyncio.gather(first, stays)
+    assert (done.value, done.queued, done.batch_size, done.computed) == ("first", 0.0, 1, pytest.approx(0.1))
+    assert case.log.batches[0] == Batch(1, 50, pytest.approx(0.1), pytest.approx(0.1))
     assert case.computed == [["first"], ["stays"]]
     assert gone.cancelled()
     assert case.batcher.num_waiting == 0
@@ -204,25 +197,16 @@ async def test_what_cannot_be_in_time_is_refused_at_once_but_never_when_idle() -
     assert (await slow.ask("idle", timeout=0.2)).value == "idle"
     busy = [case.ask(number) for number in range(11)]
     await asyncio.sleep(0.01)
-    start = case.loop.time()
+    start, case.batcher.max_queue = case.loop.time(), 6
+    with pytest.raises(Overloaded, match="6 requests wait already"):
+        await case.ask("one too many", timeout=1e6)
+    case.batcher.max_queue = 7
     with pytest.raises(Overloaded, match="retry later, or raise the timeout") as refused:
         await case.ask("hurry", timeout=0.3)
     assert case.loop.time() == start
     assert 0.0 < refused.value.retry_after < 1.0
     await asyncio.gather(*busy)
     assert "hurry" not in sum(case.computed, [])
-
-
-@in_virtual_time
-async def test_a_full_queue_refuses() -> None:
-    case = Case(max_queue=3)
-    asked = [case.ask("first")]
-    await asyncio.sleep(0.01)
-    asked += [case.ask(number) for number in range(3)]
-    await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="3 requests wait already"):
-        await case.ask("one too many", timeout=1e6)
-    await asyncio.gather(*asked)
 
 
 @in_virtual_time

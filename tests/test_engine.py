@@ -24,7 +24,7 @@ from hf_gr.answering import recommender
 from hf_gr.core import auto
 from hf_gr.generation.torch.scorers import Prompts
 from hf_gr.serving import costs
-from hf_gr.serving.answers import BrokenAnswer, Closed, Overloaded, Recommendation, TooLate
+from hf_gr.serving.answers import BrokenAnswer, Closed, Observer, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
 from hf_gr.serving.errors import read_message
@@ -71,6 +71,10 @@ def same(answer: Recommendation, wanted: tuple[list[str], list[float]]) -> None:
     assert answer.scores == pytest.approx(wanted[1], abs=TOLERANCE)
 
 
+class Broken(Observer):
+    queued = computed = ended = lambda *told: 1 / 0
+
+
 @pytest.mark.parametrize("family", ["qwen3", "t5", "bloom"])
 @in_loop
 async def test_a_request_alone_is_answered_as_by_generate(family: str) -> None:
@@ -78,8 +82,7 @@ async def test_a_request_alone_is_answered_as_by_generate(family: str) -> None:
     async with Engine(model, INDEX, num_beams=8, num_results=5) as engine:
         for history in (["B07"], ["B01", "B02", "B03"], IDS[:9]):
             answer = await engine.recommend(history=history)
-            items, scores = expected(model, INDEX, tokens_of(history))
-            assert (answer.items, answer.scores) == (items, scores)  # bit for bit
+            assert (answer.items, answer.scores) == expected(model, INDEX, tokens_of(history))  # bit for bit
             assert (answer.batch_size, answer.catalogue_version, answer.dropped) == (1, 0, ())
             assert answer.seconds is not None
             assert answer.seconds["total"] >= answer.seconds["computed"] > 0.0
@@ -97,7 +100,8 @@ def test_many_requests_with_all_kinds_of_wishes() -> None:
         asked.append(wish)
 
     async def main() -> list[Recommendation]:
-        async with Engine(model, INDEX, rules=RULES, observer=log, token_budget=400) as engine:
+        async with Engine(model, INDEX, rules=RULES, observer=Broken(), token_budget=400) as engine:
+            engine.observers.append(log)  # one may come later, and fail
             return await asyncio.gather(*[engine.recommend(**wish) for wish in asked])
 
     answers = asyncio.run(main())
@@ -122,18 +126,15 @@ def test_many_requests_with_all_kinds_of_wishes() -> None:
 async def test_samples_depend_on_the_seed_alone() -> None:
     how: dict[str, Any] = {"do_sample": True, "temperature": 2.0}
     async with Engine(model_of(), INDEX, num_beams=4, num_results=4, **how) as engine:
-        wishes = [{"history": [item], "seed": 7} for item in IDS[:3]]
-        alone = [await engine.recommend(**wish) for wish in wishes]
-        others = [{"history": IDS[: 1 + number], "seed": number} for number in range(6)]
-        together = await asyncio.gather(*[engine.recommend(**wish) for wish in wishes + others])
-        assert together[0].batch_size > 1
-        for one, two in zip(alone, together[:3], strict=True):
-            same(two, (one.items, one.scores or []))
+        alone = [await engine.recommend(history=[item], seed=7) for item in IDS[:3]]
+        asked = [engine.recommend(history=[item], seed=7) for item in IDS[:3]]
+        *together, _, _ = await asyncio.gather(*asked, *[engine.recommend(history=IDS[:4], seed=n) for n in range(2)])
         *different, seeded = await asyncio.gather(
-            *[engine.recommend(history=["B00"]) for _ in range(6)], engine.recommend(**wishes[0])
+            *[engine.recommend(history=["B00"]) for _ in range(6)], engine.recommend(history=IDS[:1], seed=7)
         )
-        assert seeded.batch_size > 1  # with others that have no seed
-        same(seeded, (alone[0].items, alone[0].scores or []))
+        for one, two in zip([*alone, alone[0]], [*together, seeded], strict=True):
+            assert two.batch_size > 1  # of the last one, with others that have no seed
+            same(two, (one.items, one.scores or []))
         assert len({tuple(answer.items) for answer in different}) > 1
 
 
@@ -228,17 +229,6 @@ async def test_answers_are_legal_in_the_version_that_they_name() -> None:
 
 
 @in_loop
-async def test_the_catalogue_cannot_become_one_that_the_model_lacks_tokens_for() -> None:
-    engine = Engine(model_of(), INDEX)
-    with pytest.raises(ValueError, match=f"the catalogue has token {VOCABULARY}, expected less than"):
-        engine.catalogue.apply(Update(add=[{"item_id": "new", "sequence": [4, 10, VOCABULARY]}]))
-    assert engine.catalogue.edition.version == 0
-    await engine.close()
-    with pytest.raises(ValueError, match="expected less than the vocabulary"):
-        Engine(model_of(), ConstraintIndex.from_sequences([[5, VOCABULARY + 5]]))
-
-
-@in_loop
 async def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> None:
     log = Log()
     async with Engine(model_of(), INDEX, workers=1, cores=1, observer=log) as engine:
@@ -252,8 +242,8 @@ async def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> No
 
 
 @in_loop
-async def test_catalogues_that_shrink() -> None:
-    """Small or empty, as a server has that reads updates from a log; and what leaves while a request waits."""
+async def test_catalogues_that_change() -> None:
+    """Small or empty, as a server has that reads updates from a log; what leaves while a request waits; bad tokens."""
     catalogue = LiveCatalogue(ConstraintIndex.from_sequences(ROWS[:3], item_ids=IDS[:3]))
     async with Engine(model_of(), catalogue, workers=1, cores=1) as engine:
         assert sorted((await engine.recommend(history=["B00"])).items) == IDS[:3]
@@ -265,6 +255,8 @@ async def test_catalogues_that_shrink() -> None:
         is_changed.set()
         answer = await waiting
         assert (answer.items, answer.catalogue_version) == (["B02"], 1)
+        with pytest.raises(ValueError, match=f"the catalogue has token {VOCABULARY}, expected less than"):
+            catalogue.apply(Update(add=[{"item_id": "new", "sequence": [4, 10, VOCABULARY]}]))
         catalogue.apply(Update(remove=["B00", "B02"]))
     async with Engine(model_of(), catalogue) as engine:
         assert (await engine.recommend(history=["B00"])).items == []
@@ -308,37 +300,19 @@ async def test_an_engine_is_closed_before_it_is_ready_and_after_it_has_ended() -
 
 
 @in_loop
-async def test_an_observer_may_come_later_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log()
-    for event in ("queued", "computed", "ended"):
-        hear = getattr(log, event)
-        monkeypatch.setattr(log, event, lambda *told, hear=hear: (hear(*told), 1 / 0))
-    async with Engine(model_of(), INDEX) as engine:
-        engine.observers.append(log)
-        for answer in await asyncio.gather(*[engine.recommend(history=[item], timeout=60) for item in IDS[:9]]):
-            assert answer.items
-    assert log.outcomes == {"answered": 9}
-    assert sum(batch.num_requests for batch in log.batches) == 9
-
-
-@in_loop
 async def test_a_large_request_does_not_keep_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of()
-    seen: set[bool] = set()
-    read = recommender.tokens_of_items
+    threads: list[bool] = []
+    async with Engine(model_of(), INDEX, max_prompt_tokens=30) as engine:
+        latest_that_fit = recommender.latest_that_fit
 
-    def watched(*arguments: Any) -> Any:
-        seen.add(threading.current_thread() is threading.main_thread())
-        return read(*arguments)
+        def watched(*given: Any) -> Any:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return latest_that_fit(*given)
 
-    monkeypatch.setattr(recommender, "tokens_of_items", watched)
-    async with Engine(model, INDEX, max_prompt_tokens=30, num_beams=8, num_results=5) as engine:
-        same(await engine.recommend(history=IDS[:10]), expected(model, INDEX, tokens_of(IDS[:10])))
-        assert seen == {True}
-        seen.clear()
-        answer = await engine.recommend(history=[*[f"gone{number}" for number in range(9000)], *IDS[:10]])
-        same(answer, expected(model, INDEX, tokens_of(IDS[:10])))
-        assert seen == {False}
+        monkeypatch.setattr(recommender, "latest_that_fit", watched)
+        answers = [await engine.recommend(history=["gone"] * many + IDS[:10]) for many in (0, 9000)]
+    assert answers[0].items == answers[1].items
+    assert threads == [True, False]
 
 
 @in_loop
@@ -428,6 +402,7 @@ async def test_labels_are_ranked_as_by_classify() -> None:
         ({"num_beams": 50, "max_beams": 20}, "expected 2 to max_beams=20"),
         ({"unknown_items": "ignore"}, "unknown_items='ignore', expected one of drop, refuse"),
         ({"rules": {"a": ["Z"]}}, "'Z'"),
+        ({"constraint_index": ConstraintIndex.from_sequences([[5, VOCABULARY]])}, "less than the vocabulary"),
         ({"timeout": -1}, "timeout=-1, expected a number of seconds"),
         ({"fallback": [5]}, "fallback has 5, expected strings"),
         ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
