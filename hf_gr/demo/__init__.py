@@ -3,7 +3,7 @@
 """`hf-gr demo`: a generative recommender of films, trained and used on this machine.
 
 The data flow in `run`: `data` (films and histories) -> `semantic_ids` (films as codes) -> `hf_gr.training` (a small
-Qwen3) -> `cache` (both on disk) -> `evaluate` (recommend and measure) -> `show` (print).
+Qwen3, saved with its catalogue) -> `hf_gr.recommend`, `hf_gr.evaluate` and `compare` -> `show` (print).
 """
 
 from __future__ import annotations

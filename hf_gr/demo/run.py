@@ -21,6 +21,7 @@ from hf_gr import evaluate, recommend
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.atomic import replaced_files
 from hf_gr.files.cache import cache_folder
+from hf_gr.files.progress import progress_bar
 from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
 from hf_gr.jobs.results import Evaluation
 from hf_gr.training import semantic_ids_from_features, small_recommender, train_recommender
@@ -75,19 +76,12 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What a run of the demo measured.
+    """What a run of the demo measured."""
 
-    Attributes:
-        folder: The folder with the model and its catalogue.
-        trained_seconds: Seconds of training; None if the model came from the cache.
-        evaluation: The model and two baselines; no list contains a film that its user has rated before.
-        comparison: The time against transformers' own constrained generation.
-    """
-
-    folder: Path
-    trained_seconds: float | None
-    evaluation: Evaluation
-    comparison: Comparison
+    folder: Path  # with the model and its catalogue
+    trained_seconds: float | None  # None if the model came from the cache
+    evaluation: Evaluation  # the model and two baselines; no list has a film that its user has rated before
+    comparison: Comparison  # the time against transformers' own constrained generation
 
     def to_json(self) -> str:
         """One JSON object; its fields are those of this class."""
@@ -105,14 +99,7 @@ def run_demo(
 ) -> DemoReport:
     """Run the demo, print what it finds, and return it.
 
-    Args:
-        settings: What to do; the whole demo by default.
-        output_dir: Where trained recommenders are kept; `$HF_GR_CACHE/demo` or `~/.cache/hf_gr/demo` by default.
-        retrain: Train again, and replace what the cache has.
-        console: Where to print; the terminal by default.
-
-    Raises:
-        RuntimeError: The cached recommender cannot be read, or hf_gr and transformers disagree on an answer.
+    Trained recommenders are kept in `output_dir`, by default `$HF_GR_CACHE/demo` or `~/.cache/hf_gr/demo`.
     """
     settings, console = settings or DemoSettings(), console or Console()
     folder = (output_dir or cache_folder("demo")) / settings.key
@@ -170,14 +157,14 @@ def _train(films: MovieLens, split: Split, settings: DemoSettings, folder: Path,
             features, films.titles, num_levels=settings.num_levels, num_codes=settings.num_codes, seed=settings.seed
         )
     show.print_semantic_ids(console, semantic_ids)
-    how = asdict(settings.train)
-    steps = {"max_items": how["max_items"], "max_steps": how.pop("max_steps")}
-    model = small_recommender(semantic_ids, seed=settings.seed, **how)
+    size = asdict(settings.train)
+    max_steps = size.pop("max_steps")
+    model = small_recommender(semantic_ids, seed=settings.seed, **size)
     histories = [[films.titles[film] for film in history] for history in split.train]
+    how = {"max_items": settings.train.max_items, "max_steps": max_steps, "seed": settings.seed, "output_dir": folder}
     start = time.perf_counter()
-    with show.training_bar(console) as on_progress:
-        how = {"output_dir": folder, "seed": settings.seed, "on_progress": on_progress}
-        train_recommender(histories, semantic_ids, model=model, **steps, **how)
+    with progress_bar("Training", lambda: max_steps, unit="steps", shown=True) as advance:
+        train_recommender(histories, semantic_ids, model=model, on_progress=lambda share, loss: advance(1), **how)
     return time.perf_counter() - start
 
 

@@ -18,20 +18,12 @@ from hf_gr.training.item_codes import neighbour_factors
 from .data import MovieLens
 
 
-def film_features(
-    films: MovieLens, train: Sequence[np.ndarray], *, num_factors: int = 32, window: int = 5, seed: int = 0
-) -> np.ndarray:
+def film_features(films: MovieLens, train: Sequence[np.ndarray], *, seed: int = 0) -> np.ndarray:
     """`[N, D]` features of the films: their content, and which films users watched next to them.
 
     Content is the genres, the decade and the words of the title; behaviour is `neighbour_factors`. Each block is
-    scaled to the same total variance times its weight, so that none dominates by having more columns.
-
-    Args:
-        films: The films.
-        train: Histories *without* the held-out films: codes must not leak the targets.
-        num_factors: Columns of the behaviour block.
-        window: Films at most this far apart in a history count as neighbours.
-        seed: Seed of the singular value decompositions.
+    scaled to the same total variance times its weight, so that none dominates by having more columns. `train` are
+    histories without the held-out films: codes must not leak the targets.
     """
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -42,7 +34,7 @@ def film_features(
     vectorizer = TfidfVectorizer(stop_words="english", min_df=2, token_pattern=r"[A-Za-z]{3,}")
     words: Any = vectorizer.fit_transform(films.titles)
     words = TruncatedSVD(min(16, words.shape[1] - 1), random_state=seed).fit_transform(words)
-    behaviour = neighbour_factors(train, len(films), num_factors=num_factors, window=window, seed=seed)
+    behaviour = neighbour_factors(train, len(films), num_factors=32, window=5, seed=seed)
     blocks = ((genres, 0.5), (years[:, None] / 10, 0.5), (words, 0.1), (behaviour, 2.0))
     return np.concatenate([weight * _unit_variance(block) for block, weight in blocks], axis=1)
 

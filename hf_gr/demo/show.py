@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
@@ -26,18 +23,6 @@ from .compare import Comparison
 from .data import MovieLens, Split
 
 SHOWN_FILMS = 5  # films of a history and of a list
-
-
-@contextmanager
-def training_bar(console: Console) -> Iterator[Callable[[float, float], None]]:
-    """A bar; yields a function to call with the share that is done and the loss."""
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bar:
-        task = bar.add_task("training", total=1.0, note="")
-
-        def update(fraction: float, loss: float) -> None:
-            bar.update(task, completed=fraction, note="" if math.isnan(loss) else f"loss {loss:.3f}")
-
-        yield update
 
 
 def print_data(console: Console, films: MovieLens) -> None:

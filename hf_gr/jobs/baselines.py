@@ -56,17 +56,7 @@ class Histories:
 
 
 class Baselines:
-    """Lists for users, best first: items of the catalogue, as many as there are up to `top_k`.
-
-    Args:
-        histories: what they learn from.
-        index: the catalogue.
-        omit_history: whether lists omit the user's history; by default if histories hardly repeat an item.
-
-    Attributes:
-        omits_history: the decision.
-        popular: the items of histories that the catalogue has, the most frequent first.
-    """
+    """Lists of the catalogue's items, best first; by default without the user's own if histories hardly repeat any."""
 
     def __init__(self, histories: Histories, index: ConstraintIndex, *, omit_history: bool | None = None) -> None:
         if omit_history is None:
@@ -89,17 +79,11 @@ class Baselines:
     def answer(
         self, request: Request, history: Sequence[Any], targets: Collection[Any] = (), *, top_k: int
     ) -> dict[str, list[Any]]:
-        """A list by each baseline, under the request's own exclusions and filter.
+        """`top_k` items, or as many as there are, by each baseline, under the request's own exclusions and filter.
 
         Popularity is the number of histories with an item. Item-to-item sums the cosines of an item to the history's
-        items; popular items follow where these are too few.
-
-        Args:
-            request: the user's.
-            history: the items before the targets, oldest first.
-            targets: what came next. Lists are not made from them: they only tell whether the exclusions are the
-                history's, which are then used as they are: evaluation has already taken targets out of them.
-            top_k: items per list.
+        items; popular items follow where these are too few. Lists are not made from the targets: these only tell
+        whether the exclusions are the history without them, which are then used as they are.
         """
         omitted = set(request.exclude)
         if self.omits_history and not omitted.issuperset(set(history).difference(targets)):

@@ -30,11 +30,6 @@ DRAWN_AT_ONCE = 2**22  # counts: 32 MB
 class UserValues:
     """The metrics of a table's rows one by one: a number for each, and the distinct rows of metrics.
 
-    Attributes:
-        rows: the distinct rows of metrics, and their numbers.
-        codes: `[N]` the number of each row's metrics.
-        users: `[N]` the number of each row's user, from 0 without gaps; empty if every row is a user.
-
     Example:
         >>> values = UserValues()
         >>> for row in [(1.0, 0.5), (0.0, 0.0), (1.0, 0.5)]:
@@ -43,9 +38,9 @@ class UserValues:
         ({(1.0, 0.5): 0, (0.0, 0.0): 1}, [0, 1, 0])
     """
 
-    rows: dict[tuple[float, ...], int] = field(default_factory=dict)
-    codes: array[int] = field(default_factory=lambda: array("I"))
-    users: array[int] = field(default_factory=lambda: array("I"))
+    rows: dict[tuple[float, ...], int] = field(default_factory=dict)  # the distinct ones, numbered
+    codes: array[int] = field(default_factory=lambda: array("I"))  # [N] the number of each row's metrics
+    users: array[int] = field(default_factory=lambda: array("I"))  # [N] from 0 without gaps; empty if a row is a user
 
     def add(self, values: tuple[float, ...], user: int | None = None) -> None:
         """Add the next row; all have the number of a user, or none has."""
@@ -54,14 +49,9 @@ class UserValues:
             self.users.append(user)
 
     @property
-    def num_rows(self) -> int:
-        """Rows that were added."""
-        return len(self.codes)
-
-    @property
     def num_users(self) -> int:
         """Users of these rows; as many as rows if users have no numbers."""
-        return len(set(self.users)) or self.num_rows
+        return len(set(self.users)) or len(self.codes)
 
     @property
     def table(self) -> NDArray[np.float64]:
@@ -72,7 +62,7 @@ class UserValues:
         """The mean of each metric over rows; none without rows."""
         if not self.codes:
             return []
-        return (np.bincount(self.codes, minlength=len(self.rows)) @ self.table / self.num_rows).tolist()
+        return (np.bincount(self.codes, minlength=len(self.rows)) @ self.table / len(self.codes)).tolist()
 
     def intervals(self, *, num_resamples: int, seed: int) -> list[tuple[float, float]]:
         """An interval of the mean for each metric; none with too few users, or without resamples."""
@@ -110,31 +100,24 @@ class UserValues:
 def bootstrap(
     values: NDArray[np.float64],
     counts: Any,
-    sizes: NDArray[np.float64] | None = None,
+    sizes: NDArray[np.float64],
     *,
     num_resamples: int,
     seed: int,
 ) -> list[tuple[float, float]]:
-    """Percentile intervals of the means over rows of a table, whose users are drawn with all their rows.
+    """M pairs of bounds, between which `CONFIDENCE` of the resampled means over rows lie.
 
-    Args:
-        values: `[D, M]` distinct sums of users' values.
-        counts: `[D]` how many users have each.
-        sizes: `[D]` of how many rows each is the sum; by default one, and the values are those of users.
-        num_resamples: R.
-        seed: of the resamples.
-
-    Returns:
-        M pairs of bounds, between which `CONFIDENCE` of the resampled means lie.
+    `values` are the `[D, M]` distinct sums of users' rows, `counts` how many users have each, and `sizes` of how many
+    rows each is the sum.
 
     Example:
-        >>> ((low, high),) = bootstrap(np.array([[0.0], [1.0]]), [900, 100], num_resamples=1000, seed=0)
+        >>> ((low, high),) = bootstrap(np.eye(2)[:, :1], [100, 900], np.ones(2), num_resamples=1000, seed=0)
         >>> f"{low:.2f} to {high:.2f}"
         '0.08 to 0.12'
     """
     num_users, generator = int(np.sum(counts)), np.random.default_rng(seed)
     shares, at_once = np.asarray(counts) / num_users, max(1, DRAWN_AT_ONCE // len(values))
-    summed = np.column_stack([values, np.ones(len(values)) if sizes is None else sizes])
+    summed = np.column_stack([values, sizes])
     sizes_drawn = (min(at_once, num_resamples - start) for start in range(0, num_resamples, at_once))
     sums = np.concatenate([generator.multinomial(num_users, shares, size=size) @ summed for size in sizes_drawn])
     outside = 50 * (1 - CONFIDENCE)

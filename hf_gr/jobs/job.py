@@ -40,23 +40,14 @@ BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation 
 
 @dataclass(frozen=True)
 class Job:
-    """A model that is ready for a table.
+    """A model that is ready for a table."""
 
-    Attributes:
-        settings: how to read and answer the table.
-        recommender: reads rows and answers them.
-        removed: items that the run removes from the catalogue.
-        doubts: warnings about the settings.
-        counts: this process's counts over its rows.
-        told: warnings about its rows.
-    """
-
-    settings: Settings
-    recommender: Recommender
-    removed: frozenset[Any] = frozenset()
-    doubts: tuple[str, ...] = ()
-    counts: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
+    settings: Settings  # how to read and answer the table
+    recommender: Recommender  # reads rows and answers them
+    removed: frozenset[Any] = frozenset()  # items that the run removes from the catalogue
+    doubts: tuple[str, ...] = ()  # warnings about the settings
+    counts: Counter[str] = field(default_factory=Counter)  # of this process's rows
+    told: list[str] = field(default_factory=list)  # warnings about its rows
 
     def run(self, window: Rows, on_progress: Callable[[int], None] = lambda num_rows: None) -> Any:
         """The rows of a window: the user, items, scores, what was counted, error, and what `evaluate` needs.

@@ -37,18 +37,11 @@ DETAILS = re.compile(r"""'[^']*'|"[^"]*"|\d+""")
 
 @dataclass
 class Tally:
-    """Counts the lists of one model or baseline.
-
-    Attributes:
-        cutoffs: the K.
-        index: the catalogue that the items are of.
-        new_items: ids of new items; None if none were named.
-        values: the metrics of each row.
-    """
+    """Counts the lists of one model or baseline."""
 
     cutoffs: tuple[int, ...]
-    index: ConstraintIndex
-    new_items: Collection[Any] | None
+    index: ConstraintIndex  # that the items are of
+    new_items: Collection[Any] | None  # None if none were named
     values: UserValues = field(default_factory=UserValues)
 
     def __post_init__(self) -> None:
@@ -82,14 +75,14 @@ class Tally:
         bounds = self.values.intervals(num_resamples=num_resamples, seed=seed)
         return {
             "num_users": self.values.num_users,
-            "num_rows": self.values.num_rows,
+            "num_rows": len(self.values.codes),
             "num_unknown_targets": self._num_unknown,
             "metrics": self._means(self.values),
             "intervals": dict(zip(metric_names(self.cutoffs), bounds, strict=False)),
             "groups": {name: self._with_size(self._groups[name]) for name in sorted(self._groups)},
             "new_items": self._with_size(self._of_new) if self._names_new else {},
             "coverage": len(self._recommended) / max(1, len(set(self.index.item_ids))),
-            "filled": self._num_items / max(1, self.values.num_rows * self.cutoffs[-1]),
+            "filled": self._num_items / max(1, len(self.values.codes) * self.cutoffs[-1]),
             "invalid": self._num_invalid / max(1, self._num_items),
         }
 
@@ -103,17 +96,10 @@ class Tally:
 def count_rows(
     outputs: Sequence[Path], tallies: Sequence[Tally], beside: Iterable[Sequence[Sequence[Any]]] | None = None
 ) -> tuple[tuple[Skipped, ...], int]:
-    """Count files of rows, each with its tally, and the lists in `beside`, with the last tallies.
+    """Count files of the same users' rows, each with its tally, and the lists `beside` them, with the last tallies.
 
-    A row for which any file has no answer is excluded for all.
-
-    Args:
-        outputs: files with as many rows each, of the same users in the same order.
-        tallies: one for each file, then one for each list of `beside`.
-        beside: for every row a list of items for each tally that has no file.
-
-    Returns:
-        Why rows were skipped, and how many others have a target that is among what is excluded.
+    A row for which any file has no answer is excluded for all. Returns why rows were skipped, and how many others have
+    a target that is among what is excluded.
     """
     reasons: dict[str, Skipped] = {}
     users: dict[str, int] = {}

@@ -30,13 +30,7 @@ GROUP_ROWS = 2**13  # per row group of the output: small ones take space, large 
 
 
 class Parts(Shards):
-    """The parts of one run, and its output.
-
-    Args:
-        output: the Parquet file to write.
-        settings: all that decides the rows, as JSON values.
-        with_errors: whether it keeps the parts' column `error`; if not, no row may have one.
-    """
+    """The parts of one run, and its output, which keeps their column `error`, or may have no row with one."""
 
     def __init__(self, output: Path, settings: Mapping[str, Any], *, with_errors: bool) -> None:
         super().__init__(folder_of(output), PART, settings)
@@ -45,14 +39,7 @@ class Parts(Shards):
         self._mark = f"{digest}{' with errors' if with_errors else ''}".encode()
 
     def prepare(self, *, overwrite: bool) -> bool:
-        """Resume the run or begin it; only one process calls this, and then `release`.
-
-        Returns:
-            Whether there is nothing left to do: the same run has written the output.
-
-        Raises:
-            ValueError: another run is in progress; without `overwrite`, another run's output or parts exist.
-        """
+        """Resume or begin the run; True if it has written the output. One process calls this, and then `release`."""
         if not self._is_done():
             self.begin()
         if self._is_done():

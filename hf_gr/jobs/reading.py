@@ -21,22 +21,13 @@ TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class UserRow:
-    """A row of a table of users.
+    """A row of a table of users."""
 
-    Attributes:
-        problem: why it cannot be answered; then it has nothing else.
-        request: without tokens if the fallback answers it.
-        targets: ids of the items that came next, if requested.
-        is_new: whether the target is new, if a column says so.
-        is_spared: whether its exclusions contain a target, other than as the held-out last item of the history:
-            targets are never excluded.
-    """
-
-    problem: str | None = None
-    request: Request | None = None
-    targets: list[Any] | None = None
-    is_new: bool | None = None
-    is_spared: bool = False
+    problem: str | None = None  # why it cannot be answered; then it has nothing else
+    request: Request | None = None  # without tokens if the fallback answers it
+    targets: list[Any] | None = None  # ids of the items that came next, if requested
+    is_new: bool | None = None  # whether the target is new, if a column says so
+    is_spared: bool = False  # a target is among its exclusions (not as the held-out last item), and is not excluded
 
     @property
     def is_cold(self) -> bool:

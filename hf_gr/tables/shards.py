@@ -29,12 +29,9 @@ KEY = b"hf_gr.shard"  # in a shard's metadata: what decides its rows
 
 
 class Shards:
-    """The shards of one run, in a folder. Damaged shards are a `ValueError`, a full disk is an `OSError`.
+    """The shards of one run, in a folder that `begin` creates; `settings` is all that decides the rows, as JSON.
 
-    Args:
-        folder: created by `begin`.
-        name: of a shard, such as `"part-{:08d}.parquet"`.
-        settings: all that decides the rows, as JSON values.
+    Damaged shards are a `ValueError`, a full disk is an `OSError`.
 
     Example:
         >>> import tempfile

@@ -56,16 +56,11 @@ class Rows:
 
 
 class Table:
-    """A table in files or in memory.
+    """A table in memory, or in a file, several in order, or a folder, whose files are read in order of name.
 
-    Args:
-        data: a file, several in order, or a folder, whose files are read in order of name: Parquet, CSV or JSON lines,
-            the latter two also compressed (`.gz`, `.bz2`, `.zst`). Or a table in memory, or a list of histories.
-        roles: by column, the argument that names it.
-        name: what errors call a table in memory.
-        format: of files; by default what their names end with.
-        delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
-        types: by role, the type of a column that is null in the first line of JSON lines.
+    Files are Parquet, CSV or JSON lines, the latter two also compressed (`.gz`, `.bz2`, `.zst`). `roles` are the
+    columns to read, and the argument that names each; `name` is what errors call a table in memory; `types` are, by
+    role, those of columns that are null in the first line of JSON lines.
 
     Example:
         >>> table = Table({"who": ["ann", "bob"], "seen": [[5], [7, 8]]}, {"seen": "history"})
