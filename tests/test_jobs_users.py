@@ -24,9 +24,8 @@ from hf_gr.answering.recommender import Recommender
 from hf_gr.answering.requests import Request
 from hf_gr.jobs import baselines, intervals, metrics
 from hf_gr.jobs import settings as settings_module
-from hf_gr.jobs.reading import UserRow, read_rows
+from hf_gr.jobs.reading import UserRow, Users, read_rows
 from hf_gr.jobs.settings import Settings
-from hf_gr.jobs.users import Users
 from hf_gr.tables import cells, memory, sequences, shards
 from hf_gr.tables import table as table_module
 

@@ -28,8 +28,8 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
 from hf_gr.classification.tables import read_texts  # noqa: E402
+from hf_gr.jobs.reading import Users  # noqa: E402
 from hf_gr.jobs.settings import Settings  # noqa: E402
-from hf_gr.jobs.users import Users  # noqa: E402
 from hf_gr.tables import cells, files  # noqa: E402
 from hf_gr.tables.files import find_files  # noqa: E402
 from hf_gr.tables.items import read_items  # noqa: E402

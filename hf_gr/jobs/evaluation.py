@@ -26,10 +26,10 @@ from hf_gr.catalogue.doubts import doubts_of
 from .baselines import ITEM_TO_ITEM, POPULARITY
 from .job import Job, make_job
 from .measures import Tally, baseline_lists, count_rows, learn, time_users
+from .reading import Users
 from .results import BeamResult, Evaluation, Result
 from .run import run_job
 from .settings import Settings, count, cutoffs_and_beams
-from .users import Users
 
 MODEL_FILES = ("config.json", "adapter_config.json")  # of models, and of adapters
 

@@ -25,9 +25,8 @@ from hf_gr.tables.files import pa
 from hf_gr.tables.table import Rows
 
 from .parts import IS_FALLBACK, NUM_DROPPED
-from .reading import UserRow, read_rows
+from .reading import UserRow, Users, read_rows
 from .settings import DECIDING_ROWS, Settings
-from .users import Users
 from .warnings import counts_of, warning_of_repeated
 
 USER, WAS_EXCLUDED = "user", "was_excluded"  # columns of the rows of `evaluate`

@@ -26,8 +26,8 @@ from .baselines import Baselines, Histories
 from .intervals import UserValues
 from .job import USER, WAS_EXCLUDED, Job
 from .metrics import metric_names, user_metrics
+from .reading import Users
 from .results import Skipped
-from .users import Users
 
 ROWS_AT_ONCE = 8192
 COUNTED = (USER, "items", "targets", "error", "group", "is_new", WAS_EXCLUDED)  # columns of a file of rows

@@ -7,7 +7,7 @@ Models differ in line style, marker and colour, so that they can be told apart w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
@@ -116,17 +116,12 @@ def _short(text: str) -> str:
 
 
 def _draw_by_beams(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
-    for line in lines:
-        beams = [result.num_beams for result in line.results]
-        axes.errorbar(beams, *_values(line.results, metric), **line.style)
-    _draw_baselines(axes, baselines, metric)
+    _draw_lines(axes, lines, baselines, metric, lambda result: result.num_beams)
     ticks = sorted({result.num_beams for line in lines for result in line.results})
     _finish(axes, f"{metric} by beams", "beams")
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(number) for number in ticks])
     axes.minorticks_off()
-    axes.margins(x=0.1, y=0.15)
-    axes.set_ylim(bottom=0)
 
 
 def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
@@ -146,28 +141,30 @@ def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
 def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
     """Without a sample of single users, the time of a user in a batch."""
     is_alone = all(result.latency_seconds is not None for line in lines for result in line.results)
-    longest = 0.0
-    for line in lines:
-        values, bounds = _values(line.results, metric)
-        seconds = [(is_alone and result.latency_seconds) or 1 / result.users_per_second for result in line.results]
-        milliseconds = [1000 * value for value in seconds]
-        longest = max(longest, *milliseconds)
-        axes.errorbar(milliseconds, values, bounds, label=line.name, **line.style)
-        for x, y, result in zip(milliseconds, values, line.results, strict=True):
-            how: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 5), "fontsize": 8, "color": TEXT}
-            axes.annotate(f"{result.num_beams}", (x, y), **how)
-    _draw_baselines(axes, baselines, metric)
+
+    def milliseconds(result: BeamResult) -> float:
+        return 1000 * ((is_alone and result.latency_seconds) or 1 / result.users_per_second)
+
+    _draw_lines(axes, lines, baselines, metric, milliseconds)
+    for result in (result for line in lines for result in line.results):
+        how: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 5), "fontsize": 8, "color": TEXT}
+        axes.annotate(f"{result.num_beams}", (milliseconds(result), result.metrics.get(metric, 0.0)), **how)
     unit = f"milliseconds, {'one user alone' if is_alone else 'a user in a batch'}"
     _finish(axes, f"{metric} by latency; numbers are beams", unit)
-    axes.margins(y=0.15)
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(0, 1.12 * longest)
+    axes.set_xlim(0, 1.12 * axes.dataLim.x1)
 
 
-def _draw_baselines(axes: Axes, baselines: Sequence[Result], metric: str) -> None:
+def _draw_lines(
+    axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str, x_of: Callable[[BeamResult], float]
+) -> None:
+    """A line with intervals for each model, and one without markers for each baseline."""
+    for line in lines:
+        axes.errorbar(list(map(x_of, line.results)), *_values(line.results, metric), label=line.name, **line.style)
     for baseline, dashes in zip(baselines, BASELINE_STYLES, strict=False):
         value = baseline.metrics.get(metric, 0.0)
         axes.axhline(value, color=GREY, linestyle=dashes, linewidth=1.4, label=baseline.name)
+    axes.margins(x=0.1, y=0.15)
+    axes.set_ylim(bottom=0)
 
 
 def _values(results: Sequence[Result], metric: str) -> tuple[list[float], Any]:

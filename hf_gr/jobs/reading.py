@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From rows of a table of users to requests, each with its target. An error in a row is a problem of that row only."""
+"""A table of users, and its rows as requests, each with its target. What is wrong with a row is its problem alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,39 @@ from hf_gr.answering.recommender import Recommender
 from hf_gr.answering.requests import Request, item_list, shown
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import read_list
-from hf_gr.tables.table import Rows
+from hf_gr.tables.files import pa
+from hf_gr.tables.table import Rows, Table, is_text
 
 from .settings import PROMPTS, Settings
 
 READ = (*PROMPTS, "exclude", "filter", "target", "is_new")  # columns that requests and targets are made from
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Users(Table):
+    """A table of users, in files or in memory; `are_strings` is whether item ids are strings.
+
+    Raises:
+        ValueError: a file is missing, damaged or of another format, a column is missing or of another type, or there
+            is no row.
+    """
+
+    def __init__(self, users: Any, settings: Settings, *, are_strings: bool) -> None:
+        item = pa.string() if are_strings else pa.int64()
+        types = dict.fromkeys(("history", "exclude", "filter"), pa.list_(item)) | {"tokens": pa.list_(pa.int64())}
+        types |= {"target": item, "is_new": pa.bool_()}
+        how = {"format": settings.format, "delimiter": settings.delimiter}
+        super().__init__(users, settings.roles, name="users", types=types, **how)
+        first = next(self.windows(1), None)  # also finds a missing column before a model is loaded
+        if first is None:
+            raise ValueError(f"{self.name} has no row, expected at least one user")
+        kind, is_id = ("texts", is_text) if are_strings else ("integers", pa.types.is_integer)
+        for name in (settings.history, settings.exclude, settings.filter):
+            found = pa.null() if name is None else first.columns.schema.field(name).type
+            value = getattr(found, "value_type", None)
+            if not (pa.types.is_null(value or found) or is_text(found) or (value is not None and is_id(value))):
+                expected = f"lists of {kind}, as the catalogue's ids are: convert the column"
+                raise ValueError(first.problem_of_type(name or "", expected))
 
 
 @dataclass(frozen=True)

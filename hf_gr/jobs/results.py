@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,19 +198,16 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         for result in (*self.results, *self.baselines):
             known = {"name": result.name, "num_beams": getattr(result, "num_beams", None)}
-            own = {each.name: getattr(result, each.name) for each in fields(result)}
-            metrics, bounds, groups, new_items = (
-                own.pop(name) for name in ("metrics", "intervals", "groups", "new_items")
-            )
             row = known | {"users": "all", "num_users": result.num_users}
-            for metric, value in metrics.items():
+            for metric, value in result.metrics.items():
                 row[metric] = value
-                if metric in bounds:
-                    row[f"{metric}_low"], row[f"{metric}_high"] = bounds[metric]
-            rows.append(row | {name: value for name, value in own.items() if name not in row})
-            rows.extend(known | {"users": f"group {name}"} | values for name, values in groups.items())
-            if new_items:
-                rows.append(known | {"users": "target is new"} | new_items)
+                if metric in result.intervals:
+                    row[f"{metric}_low"], row[f"{metric}_high"] = result.intervals[metric]
+            rest = {name: value for name, value in vars(result).items() if not isinstance(value, dict)}
+            rows.append(row | rest)
+            rows.extend(known | {"users": f"group {name}"} | values for name, values in result.groups.items())
+            if result.new_items:
+                rows.append(known | {"users": "target is new"} | result.new_items)
         return DataFrame(rows).astype({"num_beams": "Int64"})
 
     def plot(self, path: str | Path | None = None, *, metric: str | None = None) -> Figure:

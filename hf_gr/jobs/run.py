@@ -27,8 +27,8 @@ from hf_gr.tables.memory import give_back, is_in_memory
 
 from .job import Job, make_job
 from .parts import Parts, check_output
+from .reading import Users
 from .settings import Settings
-from .users import Users
 from .warnings import warnings_of
 
 logger = logging.getLogger("hf_gr.recommend")
