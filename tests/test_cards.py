@@ -127,7 +127,7 @@ def test_the_levels_of_beauty_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     generated = Path("beauty-catalogue", "README.md").read_text(encoding="utf-8")
     assert tables(generated)[0] == tables(text)[0]
     assert "12,023 token sequences for 12,035 items" in generated
-    assert "Of all items, 21 share a sequence." in generated
+    assert "Of all items,\n21 share a sequence." in generated
     assert "21 items share 9 of the 12,023 sequences" in text
 
 
@@ -139,7 +139,7 @@ def test_an_index_card_counts_what_is_left_after_updates() -> None:
     text = cards.index_card(summarise(index.snapshot), "me/catalogue")
     check_metadata(text)
     assert tables(text)[0][1] == ["2", "4", "1.33", "2", "66.7%", "100.0%"]
-    assert "Of all items, 2 share a sequence." in text
+    assert "Of all items,\n2 share a sequence." in text
     assert "a vocabulary of at least 23 tokens" in text
     index.remove(["d", "e"])
     text = cards.index_card(summarise(index.snapshot), "me/catalogue")

@@ -475,7 +475,7 @@ def put(name: str, tensor: Any) -> Any:
     ("change", "fields", "message"),
     [
         (lambda tensors: tensors.pop("logit_heads.1.weight"), {}, "there is no logit_heads.1.weight"),
-        (put("more", torch.zeros(1)), {}, "there is more, which the config does not speak of"),
+        (put("more", torch.zeros(1)), {}, "there is more, which the config does not have"),
         (put("transitions.1.bias_hh", torch.zeros(32).long()), {}, "transitions.1.bias_hh is torch.int64"),
         (put("codebook_0", torch.tensor([3, 3])), {}, r"codebooks have \(1, 3, 2\) distinct tokens"),
         (put("codebook_0", torch.tensor([3, -4])), {}, "token below 0"),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .facts import HeadFacts, Summary
+from .draft_head_config import DraftHeadConfig
+from .facts import Summary
 from .text import shown_share
 
 _INDEX_CARD = """\
@@ -34,9 +35,9 @@ items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[
 |---|---|---|---|---|---|
 {levels}
 
-A node is a distinct beginning of a sequence. Children are counted for the nodes of the level above: what one step
-chooses from. Without a choice are those of them that have a single child. Sequences already unique at a level are
-decided. Of all items, {num_sharing_items:,} share a sequence.
+A node is a distinct beginning of a sequence. Children are those of the nodes one level up: the choices of one step.
+Nodes with a single child leave no choice. Sequences already unique at a level are decided. Of all items,
+{num_sharing_items:,} share a sequence.
 
 The largest token is {max_token_id}: the model needs a vocabulary of at least {vocabulary} tokens.
 """
@@ -112,10 +113,23 @@ items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[
 """
 
 
-def head_card(head: HeadFacts, name: str) -> str:
-    """The card of a draft head that is shared without its model."""
-    text = _HEAD_CARD.format(name=json.dumps(name), facts=_head_facts(head))
+def head_card(facts: str, name: str) -> str:
+    """The card of a draft head that is shared without its model; `facts` is `head_facts`."""
+    text = _HEAD_CARD.format(name=json.dumps(name), facts=facts)
     return _card("hf_gr", ["generative-recommendation", "draft-head", "hf_gr"], text)
+
+
+def head_facts(config: DraftHeadConfig, num_parameters: int, dtype: str) -> str:
+    """What cards say of a draft head, its shape and source."""
+    spelled = zip(config.placeholder_tokens, config.placeholder_token_ids, strict=True)
+    placeholders = ", ".join(f"`{name}` ({token})" for name, token in spelled)
+    return (
+        f"Codes by level: {_listed(config.codebook_sizes)}. It has {num_parameters:,} parameters in {dtype}, a hidden "
+        f"size of {config.hidden_size}, transition `{config.transition}`, {'a' if config.use_state else 'no'} state, "
+        f"{f'and the placeholders {placeholders}' if placeholders else 'and no placeholders'}.\n\n"
+        "Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architecture for Generative "
+        "Recommendations*, 2026."
+    )
 
 
 _MODEL_CARD = """\
@@ -182,15 +196,15 @@ def model_card(
     architecture: str,
     is_encoder_decoder: bool,
     catalogue: str | None,
-    head: HeadFacts | None = None,
+    head: str | None = None,
     custom_generate: bool = False,
     base_model: str | None = None,
     tags: Sequence[str] = (),
 ) -> str:
     """The card of a checkpoint.
 
-    `catalogue` is the index that its generation config names, `"."` for the checkpoint itself: a local folder, which
-    means nothing to a reader, is omitted. Tags are in addition to those that it has anyway.
+    `catalogue` is the index that its generation config names, `"."` for the checkpoint itself; a local folder, which
+    means nothing to other readers, is omitted. `head` is `head_facts`. `tags` come before its own.
     """
     if catalogue not in (None, ".") and (Path(catalogue).is_absolute() or Path(catalogue).exists()):
         catalogue = None
@@ -212,7 +226,7 @@ def model_card(
         index_name=index_name,
         start="1" if is_encoder_decoder else 'inputs["input_ids"].shape[1]',
         custom_generate=_CUSTOM_GENERATE.format(auto=auto, name=json.dumps(name), out=out) if custom_generate else "",
-        head="" if head is None else _HEAD_SECTION.format(facts=_head_facts(head)),
+        head="" if head is None else _HEAD_SECTION.format(facts=head),
     )
     return _card("transformers", [*tags, *own], text, pipeline_tag=task, base_model=base_model)
 
@@ -244,21 +258,6 @@ def tag_card(text: str, tags: Sequence[str]) -> str:
     card: Any = ModelCard(text)
     card.data.tags = list(dict.fromkeys([*there, *tags]))
     return str(card)
-
-
-def _head_facts(head: HeadFacts) -> str:
-    """Shape and source."""
-    config = head.config
-    spelled = zip(config.placeholder_tokens, config.placeholder_token_ids, strict=True)
-    placeholders = ", ".join(f"`{name}` ({token})" for name, token in spelled)
-    return (
-        f"Codes by level: {_listed(config.codebook_sizes)}. It has {head.num_parameters:,} parameters in "
-        f"{head.dtype}, a hidden size of {config.hidden_size}, transition `{config.transition}`, "
-        f"{'a' if config.use_state else 'no'} state, "
-        f"{f'and the placeholders {placeholders}' if placeholders else 'and no placeholders'}.\n\n"
-        "Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architecture for Generative "
-        "Recommendations*, 2026."
-    )
 
 
 def _listed(sizes: Sequence[int]) -> str:

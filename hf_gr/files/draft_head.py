@@ -115,17 +115,15 @@ def find(source: Source, *, force_download: bool = False) -> Path | None:
 
     A `ValueError` if one of them is missing; a `ConnectionError` if the Hub does not say whether there is a head.
     """
-    found = dict(zip(FILES, source.find_files(FILES, force_download=force_download), strict=True))
-    paths = [path for path in found.values() if path is not None]
-    if not paths:
-        return None
-    if len(paths) < len(found):
-        missing = next(name for name, path in found.items() if path is None)
+    found = source.find_files(FILES, force_download=force_download)
+    there = next((path for path in found if path is not None), None)
+    if there is not None and None in found:
+        missing = FILES[found.index(None)]
         raise ValueError(
-            f"{str(source.repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
-            f"checkpoint again, download {missing}, or delete {paths[0].name} to load the model without its draft head"
+            f"{str(source.repo_or_dir)!r} has {there.name} and no {missing}, expected both or neither: save the "
+            f"checkpoint again, download {missing}, or delete {there.name} to load the model without its draft head"
         )
-    return paths[0].parent
+    return None if there is None else there.parent
 
 
 def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Tensor]) -> None:
@@ -134,7 +132,7 @@ def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Ten
         if name not in given:
             raise ValueError(f"there is no {name}")
         if name not in expected:
-            raise ValueError(f"there is {name}, which the config does not speak of")
+            raise ValueError(f"there is {name}, which the config does not have")
         shape, have = list(expected[name]), given[name]
         if list(have.shape) != shape or ("int" in str(have.dtype)) != name.startswith("codebook_"):
             raise ValueError(f"{name} is {have.dtype} of shape {list(have.shape)}, expected {shape} as in the config")

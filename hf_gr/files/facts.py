@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What cards and reports state about a catalogue and a draft head: numbers and names. Does not know who counts them.
+"""What cards and reports say of a catalogue, in numbers. Does not know who counts them.
 
 Axes: S sequences, I items.
 """
@@ -8,8 +8,6 @@ Axes: S sequences, I items.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from .draft_head_config import DraftHeadConfig
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,3 @@ class Summary:
     nbytes: int  # in total
     bytes_per_item: float
     levels: tuple[LevelSummary, ...]
-
-
-@dataclass(frozen=True)
-class HeadFacts:
-    """A draft head."""
-
-    config: DraftHeadConfig
-    num_parameters: int
-    dtype: str  # such as "float32"

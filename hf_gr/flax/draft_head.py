@@ -32,9 +32,8 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.files import draft_head as head_files
-from hf_gr.files.cards import head_card
+from hf_gr.files.cards import head_card, head_facts
 from hf_gr.files.draft_head_config import DraftHeadConfig
-from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub_mixin import HubMixin
 
 from .arrays import along
@@ -129,10 +128,10 @@ class DraftHead(HubMixin, Parameters, what="draft head", files=head_files.FILES)
 
         return head_files.load_head(folder, lambda kind, shape, data: np.frombuffer(data, kind).reshape(shape), make)
 
-    def facts(self) -> HeadFacts:
+    def facts(self) -> str:
         """What model cards say about it."""
         arrays = list(self._facts.arrays(self).values())
-        return HeadFacts(self.config, sum(array.size for array in arrays), str(arrays[0].dtype))
+        return head_facts(self.config, sum(array.size for array in arrays), str(arrays[0].dtype))
 
     def save_beside(self, directory: Path, embeddings: npt.NDArray[Any]) -> None:
         """Write the two files next to those of a model with these input embeddings, which has a card of its own."""

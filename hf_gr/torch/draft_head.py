@@ -25,9 +25,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hf_gr.files import draft_head as head_files
-from hf_gr.files.cards import head_card
+from hf_gr.files.cards import head_card, head_facts
 from hf_gr.files.draft_head_config import DraftHeadConfig
-from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub_mixin import HubMixin
 
 from .scorers import Depth
@@ -207,10 +206,10 @@ class DraftHead(
         card = head_card(self.facts(), name)
         save_files(directory, self.config, self.state_dict(), self.placeholder_embeddings, card=card)
 
-    def facts(self) -> HeadFacts:
+    def facts(self) -> str:
         """What model cards say about it."""
         size = sum(parameter.numel() for parameter in self.parameters())
-        return HeadFacts(self.config, size, str(next(self.parameters()).dtype).removeprefix("torch."))
+        return head_facts(self.config, size, str(next(self.parameters()).dtype).removeprefix("torch."))
 
     def _belong_to(self, model: Any) -> None:
         """Become part of a model, which holds the placeholders' embeddings from now on."""
