@@ -283,7 +283,7 @@ def test_check_finds_damage_and_nothing_damaged_is_pushed(folder: Path, hub: Hub
     )
     own, other = (folder / JSON_FILE).read_bytes(), (folder.parent / "x" / JSON_FILE).read_bytes()
     (folder / JSON_FILE).write_bytes(other)
-    assert f"{JSON_FILE} is not of one save with {ARRAYS_FILE} (they differ in " in fail("check", folder)
+    assert f"{JSON_FILE} and {ARRAYS_FILE} are of different saves (" in fail("check", folder)
     (folder / JSON_FILE).write_bytes(own)
     data = (folder / ARRAYS_FILE).read_bytes()
     (folder / ARRAYS_FILE).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -195,7 +195,7 @@ def test_who_may_change_the_catalogue(
 ) -> None:
     monkeypatch.setattr("hf_gr.serving.run.bind", lambda *_: socket.socket())
     told = serve(checkpoint, "--host", host, *keys)
-    assert served[0]["is_read_only"] == ("nobody may change the catalogue" in told) == read_only
+    assert served[0]["is_read_only"] == ("the catalogue is read-only" in told) == read_only
 
 
 def test_options_come_where_they_belong(checkpoint: Path, tmp_path: Path, served: list[dict[str, Any]]) -> None:

@@ -55,9 +55,9 @@ def classify(
 ) -> None:
     r"""Rank the labels of an index for every text of a table.
 
-    Writes a Parquet file with a row for every text, in their order: its id, labels (best first) and probabilities; all
-    of it, or nothing. Prints how labels were found: exact, bounded (within --tolerance), or by beams, which may miss
-    some.
+    Writes a Parquet file with a row for every text, in their order: its id, labels (best first) and probabilities. An
+    interrupted run writes nothing. Prints how labels were found: exact, bounded (within --tolerance), or by beams,
+    which may miss some.
 
     Args:
         model: a language model's folder or repository.
@@ -75,16 +75,16 @@ def classify(
             Default: that of hf_gr.classify.
         top_k: labels of one text.
         threshold: omit labels with a smaller probability.
-        neutral_text: a text that says nothing, such as "N/A": labels that the model writes anyway gain nothing.
-        hierarchy: what is between the levels of a label, such as " > ": also write the probabilities of parents.
-        separator: for answers of several labels: what is between them, such as ","; needs --max-labels.
+        neutral_text: a text without content, such as "N/A": corrects for labels that the model favours for any text.
+        hierarchy: what separates the levels of a label, such as " > ": also write the probabilities of parents.
+        separator: for answers of several labels: what separates them, such as ","; needs --max-labels.
         max_labels: the most labels of one answer.
         max_tree_nodes: the largest label set, in nodes, that is not searched by beams, which may miss labels. 5,000
             labels have more than the default.
         tolerance: the largest relative error in larger sets; 0 scores all labels.
         num_beams: beams in sets that are searched.
         batch_size: texts of one forward.
-        max_length: the longest prompt in tokens; a longer one loses the end of its text.
+        max_length: the longest prompt in tokens; texts of longer ones are cut at the end.
         tokenizer: its name; by default the model's own.
         dtype: of the loaded weights.
     """
@@ -141,7 +141,7 @@ def classify(
 
 
 def warn_of_unknown(column: str, right: list[str], labels: Iterable[Any], hierarchy: str | None) -> None:
-    """Say on stderr how many right labels of a column are not in the set, nor parents there."""
+    """Say on stderr how many right labels of a column are neither in the set nor parents there."""
     known = set(labels)
     if hierarchy:
         paths = [label.split(hierarchy) for label in known]

@@ -35,8 +35,8 @@ def evaluate(
     """Measure recommendations against what users chose next, and compare models.
 
     Without --target the last item of every history is the target, and the others are the prompt. With --history,
-    popular items and items that go with those of the history are evaluated, too. Intervals are bootstrap
-    intervals over users, and differences are paired over the same users. Exit codes are those of `hf-gr recommend`.
+    popular items and items that often go with those of the history are baselines. Intervals are bootstrap intervals
+    over users; differences are paired by user. Exit codes are those of `hf-gr recommend`.
 
     Args:
         model: a model's folder or repository; may be given several times, to compare models. NAME=MODEL names it.
@@ -48,7 +48,7 @@ def evaluate(
         plot: also plot recall with its intervals against beams and latency, to a file .png, .svg or .pdf.
     """
     models, indexes = _compared(model, constraint_index or [])
-    if new_items is not None:  # ids of text files are texts; the unused kind is ignored
+    if new_items is not None:  # ids of text files are strings: they are also tried as integers
         from hf_gr.tables.cells import read_integer
 
         numbers = [read_integer(item) for item in new_items if isinstance(item, str)]
@@ -84,14 +84,13 @@ def _compared(models: Sequence[str], indexes: Sequence[str]) -> tuple[Any, Any]:
             f"--index is given {len(indexes)} times and --model {len(models)} times, expected --index as often, or "
             "once for all models: give each --model its --index, in the same order"
         )
-    by_model, by_index = (_by_name(texts, flag) for texts, flag in ((models, "model"), (indexes, "index")))
-    if len(models) > 1 and len(indexes) > 1:
-        by_index = dict(zip(by_model, by_index.values(), strict=True))  # in order, however they are called
+    by_model, by_index = _by_name(models, "model"), _by_name(indexes, "index")
+    if len(indexes) > 1:
+        if len(models) == 1:
+            return next(iter(by_model.values())), by_index
+        return by_model, dict(zip(by_model, by_index.values(), strict=True))  # in order, whatever their names
     model = by_model if len(models) > 1 or models[0] not in by_model.values() else models[0]
-    index = by_index if len(indexes) > 1 else next(iter(by_index.values()), None)
-    if isinstance(index, dict) and len(models) == 1:
-        model = next(iter(by_model.values()))
-    return model, index
+    return model, next(iter(by_index.values()), None)
 
 
 def _by_name(texts: Sequence[str], flag: str) -> dict[str, str]:

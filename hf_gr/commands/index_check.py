@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `hf-gr index check` verifies: all that loading can, and whether the folder's files match. Prints nothing."""
+"""What `hf-gr index check` verifies: all digests, and that the folder's files match. Prints nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[Const
     folder = Source(repo_or_dir, revision=revision).resolve_folder(storage.FILES)
     index = ConstraintIndex.from_pretrained(folder, verify=True)
     # Loading uses only the description in the arrays' file; people read the other one.
-    beside: dict[str, Any] = json.loads((folder / storage.JSON_FILE).read_bytes())
+    shown: dict[str, Any] = json.loads((folder / storage.JSON_FILE).read_bytes())
     with safe_open(folder / storage.ARRAYS_FILE, "np") as file:
         inside: dict[str, Any] = json.loads(file.metadata()["constraint_index"])
-    if beside != inside:
-        differ = ", ".join(sorted(name for name in beside | inside if beside.get(name) != inside.get(name)))
+    if shown != inside:
+        differ = ", ".join(sorted(name for name in shown | inside if shown.get(name) != inside.get(name)))
         raise ValueError(
-            f"{folder / storage.JSON_FILE} is not of one save with {storage.ARRAYS_FILE} (they differ in {differ}), "
-            "expected so: a file was swapped or a save interrupted; download both or save it again"
+            f"{folder}: {storage.JSON_FILE} and {storage.ARRAYS_FILE} are of different saves ({differ} differ): "
+            "a file was swapped or a save interrupted; download both or save it again"
         )
     return index, {
         "files": f"whole, of format version {inside['format_version']}, and of one catalogue",

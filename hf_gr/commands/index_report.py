@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hf_gr.catalogue.summary import Summary
 
 LEGEND = """\
-children: of the nodes above that go on; forced: such nodes with one child only
-decided: sequences that are unlike all others within these tokens
+children: of the nodes one level up that continue; forced: those with a single child
+decided: sequences that are unique within these tokens
 """
 
 
@@ -87,7 +87,7 @@ def print_checked(name: str, checked: Mapping[str, str]) -> None:
 
 
 def print_doubts(doubts: Iterable[str]) -> None:
-    """Print what looks like a mistake; on stderr, since stdout may be one JSON object."""
+    """Print warnings; on stderr, since stdout may be one JSON object."""
     for doubt in doubts:
         say(f"Warning: {doubt}", err=True)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What commands need of the machine: packages, and a place for programs that JAX compiles. Imports no framework."""
+"""What commands need of the machine: packages, and a cache of programs that JAX compiles. Imports no framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hf_gr.files.cache import cache_folder
 
-LARGEST = 2**30  # bytes; what was not used for longest goes first
+LARGEST = 2**30  # bytes; the least recently used goes first
 
 
 def keep_programs() -> None:

@@ -69,46 +69,46 @@ def serve(
 
     One process answers many users at once: requests join in batches by token capacity, and those that cannot meet
     their deadline are refused at once. It listens on this machine only, unless --host says otherwise. SIGTERM and
-    Ctrl-C end it after the requests in flight; SIGTERM after --drain-delay. Exit code 0: ended so; 1: not started; 2:
-    refused, an option or a file has to be changed first.
+    Ctrl-C end it after the requests in flight; SIGTERM waits for --drain-delay first. Exit code 0: ended like this;
+    1: not started; 2: refused, an option or a file has to be changed first.
 
     Args:
         model: a model's folder or repository. Default: the recommender that `hf-gr demo` trained last.
         index: the catalogue's folder or repository. Default: the one that the model names, or has in its folder.
         rules: named rules, as JSON such as {"europe": ["B01", "B02"]}.
-        fallback: answers to an empty history, the best first; by default it is refused.
-        updates: folder that keeps changes of the catalogue, and shares them between servers of this machine: once it
-            has some, --index and --rules are not read; by default changes end with the process.
+        fallback: answers to an empty history, the best first; by default an empty history is refused.
+        updates: folder that keeps changes of the catalogue, and shares them between servers of this machine. Once it
+            has a catalogue, --index and --rules are not read. By default changes are lost when the process ends.
         unknown_items: items of a history or filter that the catalogue does not have: drop them, or refuse the request.
         tokenizer: for texts; by default the model's own.
         max_prompt_tokens: longer prompts are cut from the left; by default what the model takes.
         prefix_tokens: token ids before every history.
         suffix_tokens: token ids after every history.
-        prompt: what /v1/classify reads, with {text} in the text's place; \n is a new line. By default a plain request
-            for a category.
+        prompt: what the model reads for /v1/classify, with {text} in the text's place; \n is a new line. By default a
+            plain request for a category.
         num_beams: beams, unless a request says otherwise; by default the checkpoint's own, if any, else 20.
         num_results: items, unless a request says otherwise.
         max_beams: the most beams, and labels, of a request.
         workers: batches at once; by default one for each core, on a GPU two streams.
         token_budget: tokens of a batch; by default measured.
         max_batch: requests of a batch.
-        max_queue: requests that wait; more are refused.
-        timeout: seconds for a request that does not say.
-        key_cache_bytes: memory for keys of prompts, for those that begin alike; 0 keeps none.
+        max_queue: waiting requests; more are refused.
+        timeout: seconds for a request that names none.
+        key_cache_bytes: memory for the keys of prompts, which prompts with the same beginning share; 0 caches none.
         host: where to listen; 0.0.0.0 for all networks.
         port: of the machine; 0 for any free one.
-        api_key: clients must send it; by default $HF_GR_API_KEY, and without that anybody may ask.
-        admin_key: who changes the catalogue must send it; by default $HF_GR_ADMIN_KEY. Without that, programs on this
-            machine may, if the server is only there and has no API key, but not through a proxy, nor another site's
-            page.
+        api_key: clients must send it; by default $HF_GR_API_KEY. Without a key, all requests are answered.
+        admin_key: needed to change the catalogue; by default $HF_GR_ADMIN_KEY. Without a key, programs on this machine
+            may change it if the server listens on this machine only and has no API key; proxies and pages of other
+            sites may not.
         page: also serve a page to try it with.
         titles: names of items for the page, as JSON by id, or .csv or .tsv with item_id and title; by default those in
             the model's folder, where the demo saves them.
         max_body: bytes of a request.
         drain_timeout: seconds for requests in flight at the end.
-        drain_delay: seconds after SIGTERM in which it still answers new requests, while /readyz says 503, so that a
-            load balancer goes elsewhere.
-        log_level: the least that is logged, as lines of JSON on stderr.
+        drain_delay: seconds after SIGTERM in which new requests are still answered, while /readyz says 503, so that a
+            load balancer sends them elsewhere.
+        log_level: the lowest level that is logged, as lines of JSON on stderr.
     """
     arguments = locals()
     require("hf-gr serve", "serve", PACKAGES)
@@ -118,7 +118,7 @@ def serve(
 
     made = catalogue = None
     try:
-        # An empty variable is a secret that got lost: it is refused, and does not leave the server open.
+        # An empty variable is a lost secret: refuse it, rather than leave the server open.
         api_key = os.environ.get("HF_GR_API_KEY") if api_key is None else api_key
         admin_key = os.environ.get("HF_GR_ADMIN_KEY") if admin_key is None else admin_key
         check_keys(api_key=api_key, admin_key=admin_key)
@@ -157,7 +157,7 @@ def serve(
         more = "" if names is None else f"page at {url}/page/, "
         typer.echo(f"hf-gr serve: {name} at {url}, {more}documentation at {url}/docs; Ctrl-C ends it")
         if admin_key is None and not is_open:
-            typer.echo("hf-gr serve: nobody may change the catalogue; $HF_GR_ADMIN_KEY makes that possible")
+            typer.echo("hf-gr serve: the catalogue is read-only; $HF_GR_ADMIN_KEY allows changes")
         from hf_gr.serving import logs
         from hf_gr.serving.app import make_app
         from hf_gr.serving.middleware import Limits
