@@ -23,7 +23,7 @@ from . import losses
 from .base import LossTrainer, inner_data, named_datasets, own_arguments
 from .losses import LevelLogProbs
 from .packing import PathScores, pad_token, score_paths
-from .paths import PathLevel, training_catalogue, walk
+from .paths import training_catalogue, walk
 from .teacher_dataset import TeacherCollator, TeacherDataset
 
 Loss = Literal["beamkd", "atspeed-s", "atspeed-r", "seqkd", "sft"]
@@ -149,28 +149,16 @@ class AtSpeedTrainer(LossTrainer):
         mask = sequences >= 0
         walked = walk(sequences, training_catalogue(self._snapshot, sequences.device))
         target = [level.restore(values.float()) for level, values in zip(walked, inputs["log_probs"], strict=True)]
-        pairs = compare_levels(walked, scores, target)
+        pairs = []
+        for level, draft, dense in zip(walked, scores.levels()[: len(walked)], target, strict=True):
+            legal = level.below.legal
+            pairs.append(LevelLogProbs(level.gather(draft[:, : legal.shape[1]]), dense, legal))  # a label may follow
         if self.loss == "beamkd":
             return losses.align_f(pairs, mask)
         if self.loss == "atspeed-r":
             return losses.align_r(pairs, mask, num_tokens=self.num_tokens)
         chosen = torch.stack([level.of_chosen(dense) for level, dense in zip(walked, target, strict=True)], dim=-1)
         return losses.align_s(pairs, losses.kth_log_probs(chosen, mask), mask, num_tokens=self.num_tokens)
-
-
-def compare_levels(walked: list[PathLevel], scores: PathScores, target: list[Tensor]) -> list[LevelLogProbs]:
-    """Both models at every position of some sequences, over the legal tokens.
-
-    Args:
-        walked: the sequences in the trie.
-        scores: the draft's log-probabilities after their prefixes; further sequences may follow.
-        target: the target's over the legal tokens, by level.
-    """
-    pairs = []
-    for level, draft, dense in zip(walked, scores.levels()[: len(walked)], target, strict=True):
-        legal = level.below.legal
-        pairs.append(LevelLogProbs(level.gather(draft[:, : legal.shape[1]]), dense, legal))
-    return pairs
 
 
 def _check_options(loss: str, alpha: Any, num_tokens: Any) -> None:

@@ -27,8 +27,8 @@ class LossTrainer(Trainer):
         if self.args.fsdp and not self.is_fsdp_enabled:
             raise ValueError(
                 f"args.fsdp={self.args.fsdp!r} in {self.args.world_size} processes on {self.args.device.type}, "
-                "expected none: Accelerate shards models over accelerators only, and here would train whole copies "
-                "without a word"
+                "expected none: Accelerate shards models over accelerators only, and would silently train whole "
+                "copies here"
             )
         self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
 
@@ -83,7 +83,7 @@ class SamplerByLength(LengthGroupedSampler):
 
 
 def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
-    """A copy that keeps all columns: the Trainer would remove those that the model's forward does not name."""
+    """A copy that keeps all columns: the Trainer would remove those that the model's forward does not take."""
     args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
     args.remove_unused_columns = False
     if not torch.accelerator.is_available():

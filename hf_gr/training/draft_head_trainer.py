@@ -193,13 +193,7 @@ class DraftHeadTrainer(LossTrainer):
 
 @contextmanager
 def _trained_parts(model: Any, *, train_backbone: bool, rows_alone: bool) -> Iterator[None]:
-    """Set `requires_grad` for the trained parts inside the block.
-
-    Args:
-        model: with a draft head.
-        train_backbone: keep the model's own parameters as they are; if not, freeze them.
-        rows_alone: of the input embeddings, train only the placeholders' rows.
-    """
+    """Freeze what is not trained inside the block; `rows_alone` trains the placeholders' rows of the embeddings."""
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     embedding = model.get_input_embeddings().weight
     output = model.get_output_embeddings()

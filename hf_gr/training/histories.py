@@ -34,7 +34,7 @@ def read_histories(
         item: the column of item ids.
         time: the column by which a user's rows are sorted: numbers, dates, or texts such as `2026-11-22`; without it
             they are in order. Equal times keep the order of rows.
-        items: semantic IDs: item ids become of their kind (in CSV all is text), and unknown ones are noticed.
+        items: semantic IDs: item ids are read as their type (in CSV all is text), and unknown ones are refused.
         unknown_items: `"drop"` omits items without a semantic ID, and users with no others.
 
     Returns:

@@ -185,6 +185,8 @@ def _write_shards(
     advance: Callable[[int], None],
 ) -> tuple[int, int, str]:
     """Write the shards of this process; return how many prompts and shards there are in all, and their digest."""
+    from hf_gr.tables.files import pa
+
     num_prompts, num_shards, whole = 0, 0, hashlib.sha256()
     while chunk := list(islice(rows, shards.settings["shard_size"])):
         of_shard = {"prompts": _digest(chunk), "num_rows": len(chunk)}
@@ -197,7 +199,12 @@ def _write_shards(
                 for at, row in zip(batch, search([chunk[at] for at in batch]), strict=True):
                     chunk[at] = row
                 advance(len(batch))
-            shards.write(num_shards, _to_table(chunk), of_shard, compression="zstd", use_dictionary=False)
+            columns = {
+                name: pa.array([row[name].astype(kind) for row in chunk], pa.large_list(pa.from_numpy_dtype(kind)))
+                for name, kind in COLUMNS.items()
+                if name in chunk[0]
+            }
+            shards.write(num_shards, pa.table(columns), of_shard, compression="zstd", use_dictionary=False)
         num_prompts, num_shards = num_prompts + len(chunk), num_shards + 1
         whole.update(of_shard["prompts"].encode())
     if not num_prompts:
@@ -278,19 +285,6 @@ def _search(
         row | {name: column[at] for name, column in columns.items()} | {"log_probs": np.concatenate(values[at])}
         for at, row in enumerate(rows)
     ]
-
-
-def _to_table(rows: Sequence[Row]) -> Any:
-    """The Arrow table of a shard."""
-    from hf_gr.tables.files import pa
-
-    types = {name: kind for name, kind in COLUMNS.items() if name in rows[0]}
-    return pa.table(
-        {
-            name: pa.array([row[name].astype(kind) for row in rows], pa.large_list(pa.from_numpy_dtype(kind)))
-            for name, kind in types.items()
-        }
-    )
 
 
 def _check_arguments(
