@@ -383,36 +383,17 @@ def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(fixed: TeacherDa
         assert torch.equal(one, other)
 
 
-def overlap(draft: Any, data: TeacherDataset, index: ConstraintIndex) -> float:
-    """The share of the target's sequences that are among as many of the draft's own search."""
-    shares = []
-    for entry in data:  # pyright: ignore[reportGeneralTypeIssues]
-        prompt = torch.tensor(entry["input_ids"]).long()[None]
-        out = draft.generate(prompt, constraint_index=index, num_beams=K, num_return_sequences=K, do_sample=False)
-        drafted = set(map(tuple, out[:, prompt.shape[1] :].tolist()))
-        shares.append(np.mean([tuple(row) in drafted for row in entry["sequences"].tolist()]))
-    return float(np.mean(shares))
-
-
-def soft_model(seed: int) -> Any:
-    """A model whose distributions are as broad as a recommender's."""
-    model = families.build("qwen3", seed=seed, config={"num_hidden_layers": 1, "tie_word_embeddings": False})
-    model.lm_head.weight.data.mul_(0.3)
-    return hf_gr.enable(model)
-
-
-def test_a_trained_draft_finds_more_of_the_targets_sequences(tmp_path: Path) -> None:
-    """Of a target whose data has no labels, which a pure alignment does not need."""
-    index, draft = fixed_catalogue(), soft_model(1)
-    data = write(tmp_path, index, model=soft_model(0), labels=None)
+def test_training_lowers_the_loss_of_data_without_labels(tmp_path: Path) -> None:
+    """Which a pure alignment does not need."""
+    index = fixed_catalogue()
+    data = write(tmp_path, index, labels=None)
     with pytest.raises(ValueError, match="no labels.*alpha=1"):
         trainer(tmp_path, data, index, loss="atspeed-s")
-    options: dict[str, Any] = {"max_steps": 40, "learning_rate": 5e-3, "train_sampling_strategy": "group_by_length"}
-    made = trainer(tmp_path, Subset(data, range(19)), index, model=draft, eval_dataset=data, **options)
-    before = overlap(draft.eval(), data, index), made.evaluate()["eval_loss"]
+    options: dict[str, Any] = {"max_steps": 20, "train_sampling_strategy": "group_by_length"}
+    made = trainer(tmp_path, Subset(data, range(19)), index, eval_dataset=data, **options)
+    before = made.evaluate()["eval_loss"]
     made.train()
-    assert overlap(draft.eval(), data, index) > before[0] + 0.15
-    assert made.evaluate()["eval_loss"] < before[1] - 0.05
+    assert made.evaluate()["eval_loss"] < 0.9 * before
 
 
 def test_mixed_precision_trains_and_users_arguments_stay_as_they_are(fixed: TeacherDataset, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts and the items that followed, and batches of them for a draft head. Knows no model's weights.
 
-Histories are stored once, as a flat array; a prompt is cut out of it on access.
+Histories are stored once, as a flat array of tokens; a prompt is cut out of it on access.
 
-Axes: E entries, I items of all histories, N items of the catalogue, L levels, P prompt, B batch.
+Axes: E entries, T tokens of all histories, N items of the catalogue, L levels, P prompt, B batch.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class InteractionDataset(Dataset):
         {'input_ids': [5, 6, 7, 8], 'labels': [5, 9]}
     """
 
-    _values: np.ndarray  # the prompts' items: rows of `_item_tokens`
-    _starts: np.ndarray  # [E]: where in `_values` an entry's prompt begins
+    _tokens: np.ndarray  # [T]
+    _starts: np.ndarray  # [E]: where in `_tokens` an entry's prompt begins
     _ends: np.ndarray  # [E]
-    _item_tokens: np.ndarray  # [N, L]; tokens that are given are items of their own
     _prefix: np.ndarray
     _label_tokens: np.ndarray  # [N, L]
     _label_rows: np.ndarray  # [E]: rows of `_label_tokens`
@@ -69,8 +68,7 @@ class InteractionDataset(Dataset):
         if (values < 0).any():
             row = int(np.searchsorted(bounds, (values < 0).argmax(), side="right")) - 1
             raise ValueError(f"prompts[{row}] has a token below 0, expected token ids: omit padding")
-        tokens, values = np.unique(values, return_inverse=True)
-        self._fill(values, bounds[:-1], bounds[1:], tokens[:, None], (), rows, np.arange(len(rows)))
+        self._fill(values, bounds[:-1], bounds[1:], (), rows, np.arange(len(rows)))
 
     @classmethod
     def from_histories(
@@ -117,32 +115,32 @@ class InteractionDataset(Dataset):
             )
         values, bounds, tokens = flat_histories(histories, items)
         begins = np.repeat(bounds[:-1], np.diff(bounds))
-        places = np.arange(len(values))
-        targets = places[places - begins >= min_items]
+        targets = np.flatnonzero(np.arange(len(values)) - begins >= min_items)
         if not len(targets):
             raise ValueError(
                 f"histories has no history of {min_items + 1} items or more, expected one: {min_items} for the prompt "
                 "and the one that followed"
             )
         labels = tokens if eos_token_id is None else read_catalogue(tokens, eos_token_id)
+        is_token = (tokens != PADDING)[values]
+        places = np.cumsum([0, *is_token.sum(axis=1)])  # of items among the tokens
+        starts = places[np.maximum(begins[targets], targets - max_items)]
         made = cls.__new__(cls)
-        starts = np.maximum(begins[targets], targets - max_items)
-        made._fill(values, starts, targets, tokens, prefix_tokens, labels, values[targets])
+        made._fill(tokens[values][is_token], starts, places[targets], prefix_tokens, labels, values[targets])
         return made
 
     def _fill(
         self,
-        values: np.ndarray,
+        tokens: np.ndarray,
         starts: np.ndarray,
         ends: np.ndarray,
-        item_tokens: np.ndarray,
         prefix: Sequence[int],
         label_tokens: np.ndarray,
         label_rows: np.ndarray,
     ) -> None:
-        self._values = values.astype(smallest_dtype(int(values.max())))
+        self._tokens = tokens.astype(smallest_dtype(int(tokens.max())))
         self._starts, self._ends = starts, ends
-        self._item_tokens, self._prefix = item_tokens, np.asarray(prefix, dtype=np.int64)
+        self._prefix = np.asarray(prefix, dtype=np.int64)
         self._label_tokens, self._label_rows = label_tokens, label_rows
 
     def __len__(self) -> int:
@@ -151,24 +149,20 @@ class InteractionDataset(Dataset):
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         if not -len(self) <= number < len(self):
             raise IndexError(f"{number} is out of range for {len(self)} entries")
-        items = self._item_tokens[self._values[self._starts[number] : self._ends[number]]]
+        prompt = np.concatenate([self._prefix, self._tokens[self._starts[number] : self._ends[number]]])
         label = self._label_tokens[self._label_rows[number]]
-        prompt = np.concatenate([self._prefix, items[items != PADDING]])
         return {"input_ids": prompt, "labels": label[label != PADDING].astype(np.int64)}
 
     @property
     def lengths(self) -> np.ndarray:
         """`[E]` tokens of the prompts, for sampling by length."""
-        sizes = (self._item_tokens != PADDING).sum(axis=1)[self._values]
-        before = np.concatenate([[0], np.cumsum(sizes)])
-        return len(self._prefix) + before[self._ends] - before[self._starts]
+        return len(self._prefix) + self._ends - self._starts
 
     @property
     def max_token_id(self) -> int:
         """The largest token of all prompts and labels."""
-        prompts = self._item_tokens[np.unique(self._values)]
         labels = self._label_tokens[np.unique(self._label_rows)]
-        return max(int(prompts.max()), int(labels.max()), int(self._prefix.max(initial=0)))
+        return max(int(part.max(initial=0)) for part in (self._tokens, labels, self._prefix))
 
     def check_labels(self, codebooks: Sequence[np.ndarray]) -> None:
         """Refuse labels outside these codebooks, the tokens of each level."""
