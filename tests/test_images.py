@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of images, sound, or whatever else a model's own arguments hold: which calls need transformers' loop.
+"""Prompts of images, or whatever else a model's own arguments hold: which calls need transformers' loop.
 
 Models are tiny and random, one of each family, and are held to transformers' own results.
 """
@@ -17,10 +17,9 @@ import transformers
 from families import DECODERS, EOS, LLAMA, PAD, SPECIAL, VOCABULARY, build, prompts
 from packaging.version import Version
 from test_parity import assert_same, both, catalogue
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, KyutaiSpeechToTextConfig
-from transformers import KyutaiSpeechToTextForConditionalGeneration as Kyutai
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from hf_gr import ConstraintIndex, enable
+from hf_gr import enable
 from hf_gr.generation.torch import layouts, mixin
 
 IMAGE = 60  # the placeholder
@@ -216,28 +215,14 @@ def test_layouts_are_tried_where_every_token_has_a_meaning() -> None:
     assert layouts.takes_tree(model)
 
 
-def test_a_models_own_generate_may_set_fields(in_loop: list[Any]) -> None:
-    torch.manual_seed(0)
-    codec = {**SIZES, "model_type": "mimi", "num_filters": 8, "upsampling_ratios": [8, 5], "codebook_size": 16}
-    codec |= {"codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "num_key_value_heads": 4, "head_dim": 8}
-    codec |= {"num_quantizers": 3, "num_semantic_quantizers": 1, "upsample_groups": 32, "sliding_window": 8}
-    config = KyutaiSpeechToTextConfig(
-        **{**SIZES, "num_hidden_layers": 2, "head_dim": 8, "ffn_dim": 48, "sliding_window": 16},
-        vocab_size=VOCABULARY,
-        codec_config=codec,
-        codebook_vocab_size=17,
-        num_codebooks=3,
-        audio_bos_token_id=16,
-        audio_pad_token_id=16,
-        bos_token_id=3,
-        pad_token_id=PAD,
-    )
-    model, sound = Kyutai(config).eval(), torch.randn(2, 1, 12 * 80)
-    index = ConstraintIndex.from_sequences([[5, 9, 4], [5, 9, 6], [5, 3, 3], [7, 8, 9], [7, 8, 10]])
-    common = {"input_values": sound, "num_beams": 3, "num_return_sequences": 3, "pad_token_id": PAD}
-    legal = index.allowed_next_tokens
-    theirs = model.generate(
-        **common, max_new_tokens=3, prefix_allowed_tokens_fn=lambda _, row: legal(row[1:].tolist())
-    )
-    assert enable(model).generate(**common, constraint_index=index).tolist() == theirs.tolist()
-    assert len(in_loop) == 1
+@pytest.mark.parametrize("how", [{}, {"use_cache": False}], ids=str)
+def test_a_models_own_generate_may_set_fields(how: dict[str, Any]) -> None:
+    """As Kyutai's, which sets the length: transformers' `generate` is given what the call has decided otherwise."""
+    model, family = build("qwen3"), type(build("qwen3"))
+
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return family.generate(self, *args, max_new_tokens=9, **kwargs)
+
+    model.__class__ = type("Own", (family,), {"generate": generate})
+    common = {**prompts(2, 6), "constraint_index": catalogue(ragged=False), "num_beams": 3, **how}
+    assert torch.equal(enable(model).generate(**common), enable(build("qwen3")).generate(**common))
