@@ -19,6 +19,7 @@ import pytest
 import torch
 from cpu_graphs import CpuGraphs, capture, poison_buffers
 from families import EOS, build, prompts
+from random_catalogues import random_index, random_rows
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import captured
@@ -220,38 +221,27 @@ def test_the_prompts_cache_is_that_of_an_eager_call(graphs: CpuGraphs) -> None:
 
 
 class Calls:
-    """Random calls of one model, which sees catalogues come, change and go.
+    """Random calls of one model, which sees catalogues and weights come, change and go.
 
     It computes in fp64, so that a bucket's rounding does not decide between beams.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.rng = np.random.default_rng(seed)
         self.model = enable(build("gemma3_text")).double()
-        self.indexes = [self.new_index(number) for number in range(3)]
+        self.indexes = [random_index(self.random, ragged=ragged) for ragged in (False, True)]
         self.model.add_draft_head(self.indexes[0])
-        self.next_item = 10**6
-
-    def new_index(self, number: int) -> ConstraintIndex:
-        rows = self.rng.integers(3, 24, size=(self.random.choice((40, 200)), 3)).tolist()
-        if number == 1:
-            rows = [row[: 1 + place % 3] for place, row in enumerate(rows)]
-        return ConstraintIndex.from_sequences(
-            rows, item_ids=list(range(len(rows))), eos_token_id=EOS if number == 1 else None
-        )
 
     def change(self) -> None:
         """Now and then: an update, another catalogue, other weights, in place or elsewhere."""
-        draw, number = self.random.random(), self.random.randrange(3)
+        draw, number = self.random.random(), self.random.randrange(2)
         index = self.indexes[number]
-        if draw < 0.03 and number != 1:
-            index.add(self.rng.integers(3, 24, size=(1, 3)), item_ids=[self.next_item])
-            self.next_item += 1
+        if draw < 0.03:
+            index.add(random_rows(self.random, 1, ragged=False), [10**6 + self.random.randrange(10**6)])
         elif draw < 0.06 and index.num_items > 20:
             index.remove(self.random.sample(list(index.item_ids), 2))
         elif draw < 0.065:
-            self.indexes[number] = self.new_index(number)
+            self.indexes[number] = random_index(self.random, ragged=bool(number))
         elif draw < 0.08:
             weights = {name: tensor.flip(0) for name, tensor in self.model.state_dict().items() if "norm" in name}
             self.model.load_state_dict(weights, strict=False, assign=draw < 0.07)
@@ -260,10 +250,10 @@ class Calls:
         """A prompt and options: one of some shapes that come often, or any."""
         draw = self.random
         shape = random.Random(draw.randrange(8) if draw.random() < 0.9 else draw.random())
-        chance = shape.random
-        batch_size, length = shape.choice((1, 2, 3)), shape.choice((5, 13, 17, 25)) + draw.randrange(4)
-        inputs = prompts(batch_size, length, padded=draw.random() < 0.5, seed=draw.randrange(10**6))
-        number, beams = shape.choice((0, 0, 1, 2)), shape.choice((1, 4, 4, 4, 5))
+        chance, batch_size = shape.random, shape.choice((1, 2, 3))
+        length, is_padded = shape.choice((5, 13, 17, 25)) + draw.randrange(4), draw.random() < 0.5
+        inputs = prompts(batch_size, length, padded=is_padded, seed=draw.randrange(10**6))
+        number, beams = shape.choice((0, 0, 1)), shape.choice((1, 4, 4, 4, 5))
         index, ids = self.indexes[number], list(self.indexes[number].item_ids)
         options: dict[str, Any] = {"num_beams": beams, "constraint_index": index}
         options["num_return_sequences"] = beams if chance() < 0.8 else 1
@@ -272,7 +262,7 @@ class Calls:
         if chance() < 0.2:
             options["exclude_items"] = [draw.sample(ids, draw.choice((3, 4))) for _ in range(batch_size)]
         if chance() < 0.2:
-            options["constraint_index"] = [index.where(draw.sample(ids, 15)) for _ in range(batch_size)]
+            options["constraint_index"] = [index.where(draw.sample(ids, len(ids) // 2)) for _ in range(batch_size)]
         if number == 0 and chance() < 0.2 and beams > 1 and not options.get("do_sample"):
             options["drafting"] = "head"
         return inputs, options
