@@ -50,9 +50,7 @@ def cache_all(model: Any, **options: Any) -> PrefixCache:
 
 
 def make_decoder(model: Any, cache: PrefixCache | None = None, **options: Any) -> Recommender:
-    return Recommender(
-        model, INDEX, num_results=5, num_beams=6, token_budget=10**6, options=options, prefix_cache=cache
-    )
+    return Recommender(model, INDEX, num_results=5, num_beams=6, options=options, prefix_cache=cache)
 
 
 def items_of(number: int) -> list[int]:
