@@ -10,6 +10,11 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
+try:  # one of them comes with huggingface_hub
+    import httpx2 as httpx
+except ImportError:
+    import httpx  # noqa: F401  # pyright: ignore[reportMissingImports]
+
 from hf_gr import ConstraintIndex
 from hf_gr.serving.answers import (
     Batch,

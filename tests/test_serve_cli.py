@@ -19,19 +19,16 @@ from typing import Any
 
 import pytest
 import torch
+from families import build
+from serving_fake import httpx
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
-from hf_gr import ConstraintIndex, SemanticIds, enable
+from hf_gr import ConstraintIndex, enable
 from hf_gr.commands import app as cli
 from hf_gr.commands import serve as serve_module
 
 pytest.importorskip("fastapi")
-try:  # one of them comes with huggingface_hub
-    import httpx2 as httpx
-except ImportError:
-    import httpx  # pyright: ignore[reportMissingImports]
-
 from hf_gr.serving.catalogues import Update
 from hf_gr.serving.schemas import RecommendRequest
 
@@ -42,17 +39,10 @@ IDS = [f"B{number:02}" for number in range(NUM_ITEMS)]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with its catalogue in its folder, as the demo's."""
-    codes = torch.randperm(8**3, generator=torch.Generator().manual_seed(0))[:NUM_ITEMS]
-    ids = SemanticIds(torch.stack([codes // 64, codes // 8 % 8, codes % 8], 1), level_sizes=[8] * 3, item_ids=IDS)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=ids.vocab_size, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=32, pad_token_id=0, eos_token_id=None,
-        bos_token_id=None,
-    )  # fmt: skip
     folder = tmp_path_factory.mktemp("cache") / "demo" / "0123"
-    enable(Qwen3ForCausalLM(config)).save_pretrained(folder)
-    ids.constraint_index().save_pretrained(folder)
+    enable(build("qwen3")).save_pretrained(folder)
+    rows = [[3 + n % 8, 11 + n // 8, 20 + n % 5] for n in range(NUM_ITEMS)]
+    ConstraintIndex.from_sequences(rows, item_ids=IDS).save_pretrained(folder)
     return folder
 
 

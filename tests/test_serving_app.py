@@ -16,16 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_fake import FakeEngine, in_loop
+from serving_fake import FakeEngine, httpx, in_loop
 
 from hf_gr import ConstraintIndex
 
 pytest.importorskip("fastapi")
-try:  # one of them comes with huggingface_hub
-    import httpx2 as httpx
-except ImportError:
-    import httpx  # pyright: ignore[reportMissingImports]
-
 from hf_gr.serving import logs
 from hf_gr.serving.app import MOST_AT_ONCE, make_app
 from hf_gr.serving.errors import read_message

@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving_fake import httpx
 
 pytest.importorskip("uvicorn")
-try:  # one of them comes with huggingface_hub
-    import httpx2 as httpx
-except ImportError:
-    import httpx  # pyright: ignore[reportMissingImports]
 
 PROGRAM = """
 import json, sys
