@@ -126,6 +126,8 @@ def test_a_tiny_run_trains_caches_and_reports(tmp_path: Path) -> None:
 
     cached = again(replace(TINY, num_shown=3))
     assert (cached.trained_seconds, cached.evaluation.results[0].metrics) == (None, result.metrics)
+    others = [replace(TINY, seed=1), replace(TINY, num_codes=9), replace(TINY, train=replace(TRAIN, max_steps=6))]
+    assert len({TINY.key, *(other.key for other in others)}) == 4
 
     next(report.folder.glob("*.safetensors")).write_bytes(b"truncated")
     with pytest.raises(RuntimeError, match="--retrain"):
@@ -134,20 +136,9 @@ def test_a_tiny_run_trains_caches_and_reports(tmp_path: Path) -> None:
     assert (other.trained_seconds is not None, other.evaluation.results[0].metrics) == (True, result.metrics)
 
 
-def test_the_cached_recommender_is_of_its_settings() -> None:
-    assert replace(TINY, num_shown=3, num_beams=7).key == TINY.key
-    others = [replace(TINY, seed=1), replace(TINY, num_codes=9), replace(TINY, train=replace(TRAIN, max_steps=6))]
-    assert len({TINY.key, *(other.key for other in others)}) == 4
-
-
-@pytest.mark.parametrize("options", [["--users", "0"], ["--users", "672"], ["--seed", "-1"], ["--unknown"]])
-def test_bad_options_are_refused(options: list[str]) -> None:
-    assert options[0].lstrip("-") in demo(*options, code=2)
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_run_is_refused_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in (["--users", "0"], ["--users", "672"], ["--seed", "-1"], ["--unknown"]):
+        assert options[0].lstrip("-") in demo(*options, code=2)
     (tmp_path / "demo").write_text("a file, not a folder")
     monkeypatch.setenv("HF_GR_CACHE", str(tmp_path))
     monkeypatch.setattr(run, "train_recommender", lambda *args, **kwargs: pytest.fail("trained in vain"))

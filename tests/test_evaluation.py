@@ -18,13 +18,13 @@ import jobs_case
 import numpy as np
 import pyarrow as pa
 import pytest
-from jobs_case import Case, make_case, make_measured, means_of, read, write_users
+from jobs_case import Case, make_case, make_measured, read, write_users
 
 from hf_gr import ConstraintIndex, evaluate
 from hf_gr.answering.requests import Request
 from hf_gr.commands.evaluate import _compared
 from hf_gr.jobs import baselines as baselines_module
-from hf_gr.jobs.baselines import FEW_REPEATS, ITEM_TO_ITEM, POPULARITY, Baselines, Histories
+from hf_gr.jobs.baselines import ITEM_TO_ITEM, POPULARITY, Baselines, Histories
 from hf_gr.jobs.intervals import FEWEST_USERS, UserValues
 from hf_gr.jobs.metrics import metric_names
 from hf_gr.jobs.results import Evaluation
@@ -196,40 +196,6 @@ def test_a_target_among_the_excluded_history_may_be_found(excluded: bool) -> Non
     assert (1 in found.answer(request, [1, 2], [1], top_k=3)[POPULARITY]) is excluded
 
 
-def baseline_metrics(
-    rows: Sequence[dict[str, Any]], case: Case, cutoffs: tuple[int, ...]
-) -> dict[str, dict[str, float]]:
-    """Both baselines over leave-one-out rows, by the slow twin."""
-    histories = [row["seen"][:-1] for row in rows]
-    num_repeats = sum(len(one) - len(set(one)) for one in histories)
-    totals: dict[str, Any] = {POPULARITY: [], ITEM_TO_ITEM: []}
-    for row, history in zip(rows, histories, strict=True):
-        target = row["seen"][-1]
-        omitted = [item for item in row["not"] if item != target]
-        if num_repeats < FEW_REPEATS * sum(map(len, histories)) and set(history) - {target} - set(omitted):
-            omitted += history
-        lists = reference_lists(histories, list(case.tokens), history, omitted, row["only"], cutoffs[-1])
-        for name, items in lists.items():
-            totals[name].append((items, [target]))
-    return {name: means_of(each, cutoffs) for name, each in totals.items()}
-
-
-@pytest.mark.parametrize("source", ["histories", "targets"])
-def test_evaluated_baselines_are_the_slow_twins(case: Case, users: Path, source: str, measure: Any) -> None:
-    rows = read(users)
-    given = {"exclude": "not", "filter": "only", "window_rows": 16}
-    if source == "targets":
-        given |= {"history": "before", "target": "next"}
-        rows = [row | {"next": row["seen"][-1], "before": row["seen"][:-1]} for row in rows]
-    expected = baseline_metrics(rows, case, (1, 5))
-    found = measure(rows, **given).baselines
-    assert [result.name for result in found] == [POPULARITY, ITEM_TO_ITEM]
-    for result in found:
-        assert result.metrics == pytest.approx(expected[result.name])
-        assert (result.num_users, result.num_skipped, result.invalid) == (NUM_USERS, 0, 0.0)
-        assert result.metrics["recall@5"] > 0
-
-
 def test_held_out_items_teach_no_baseline(measure: Any) -> None:
     """All users choose item 159 next, which no history has: who has not seen a target cannot recommend it."""
     found = measure([{"seen": [100 + number % 9, 110 + number % 11, 159]} for number in range(40)])
@@ -252,18 +218,20 @@ def test_baselines_omit_histories_as_they_say(users: Path, measure: Any) -> None
 def test_cold_users_and_delisted_items_are_on_equal_terms(measure: Any) -> None:
     """Who has no history gets popular items; what the catalogue does not have is in no list and no pair."""
     rows = [{"seen": [100, 7, 101], "next": 105}] * 3 + [{"seen": [101], "next": 100}, {"seen": [], "next": 101}]
-    found = measure(rows, target="next", unknown_items="drop", fallback=[159])
-    (result,), baselines = found.results, found.baselines
+    options: dict[str, Any] = {"target": "next", "unknown_items": "drop", "fallback": [159]}
+    found = measure(rows, **options)
+    (result,) = found.results
     assert (result.num_fallback, result.num_dropped, result.num_users) == (1, 3, 5)
     # 101 is in four histories and 100 in three; their users do not get them again.
-    assert [baseline.metrics["recall@1"] for baseline in baselines] == pytest.approx([2 / 5, 2 / 5])
+    assert [baseline.metrics["recall@1"] for baseline in found.baselines] == pytest.approx([2 / 5, 2 / 5])
     assert "answered by the fallback" in repr(found)
-
-
-def test_baselines_need_histories(measure: Any) -> None:
+    limits = [{"only": [105, 100]}, {"not": [101]}, {"only": [7]}, {}, {"not": [101]}]
+    limited = measure([row | {"not": None, "only": None} | more for row, more in zip(rows, limits, strict=True)],
+                      exclude="not", filter="only", **options)  # fmt: skip
+    assert [baseline.metrics["recall@1"] for baseline in limited.baselines] == pytest.approx([3 / 5, 3 / 5])
     rows = [{"tokens": [3, 4], "next": 100}, {"tokens": [5], "next": 101}]
     found = measure(rows, history=None, tokens="tokens", target="next")
-    assert found.baselines == found.differences == ()
+    assert found.baselines == found.differences == ()  # they need histories
     assert not measure([{"seen": [100, 101]}], baselines=False).baselines
 
 

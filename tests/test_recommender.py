@@ -105,21 +105,6 @@ def test_items_that_are_bought_together_have_ids_that_begin_alike() -> None:
     assert first[0] != first[1]
 
 
-def test_features_and_histories_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"features has shape \[2\]"):
-        semantic_ids_from_features([1.0, 2.0])
-    with pytest.raises(ValueError, match="num_codes=0"):
-        semantic_ids_from_features([[1.0]], num_codes=0)
-    with pytest.raises(ValueError, match="histories has 1 items"):
-        semantic_ids_from_histories([["a"], ["a"]])
-
-
-def test_a_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_codes, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"hf-gr\[demo\]"):
-        semantic_ids_from_features([[1.0]])
-
-
 # Windows
 
 
@@ -277,18 +262,26 @@ def test_the_last_weights_are_validated_too(often: dict[str, Any], num_losses: i
         ({"model": small_recommender(IDS, max_items=1, hidden_size=8), "max_items": 9}, "max_items=9 needs 20 posi"),
     ],
 )
-def test_bad_arguments_are_refused_before_any_work(how: dict[str, Any], message: str) -> None:
+def test_bad_arguments_of_training_are_refused_before_any_work(how: dict[str, Any], message: str) -> None:
     given = {"histories": CHAINS, "items": IDS, "max_steps": 1} | how
     with pytest.raises(ValueError, match=message):
         train_recommender(given.pop("histories"), given.pop("items"), **given)
 
 
-def test_sizes_of_a_small_model_are_checked() -> None:
-    with pytest.raises(ValueError, match="hidden_size=10, expected a multiple of num_attention_heads=4"):
-        small_recommender(IDS, hidden_size=10)
-    with pytest.raises(ValueError, match="num_hidden_layers=0"):
-        small_recommender(IDS, num_hidden_layers=0)
+def test_bad_arguments_of_what_comes_before_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for call, message in (
+        (lambda: semantic_ids_from_features([1.0, 2.0]), r"features has shape \[2\]"),
+        (lambda: semantic_ids_from_features([[1.0]], num_codes=0), "num_codes=0"),
+        (lambda: semantic_ids_from_histories([["a"], ["a"]]), "histories has 1 items"),
+        (lambda: small_recommender(IDS, hidden_size=10), "hidden_size=10, expected a multiple of num_attention_head"),
+        (lambda: small_recommender(IDS, num_hidden_layers=0), "num_hidden_layers=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
     assert small_recommender(IDS.token_sequences(), hidden_size=8).config.vocab_size == IDS.vocab_size + 1
+    monkeypatch.setattr(item_codes, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"hf-gr\[demo\]"):
+        semantic_ids_from_features([[1.0]])
 
 
 # Several processes
