@@ -17,13 +17,13 @@ import math
 from bisect import insort
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
 from hf_gr.answering.batching import num_batch_tokens
 
-from .answers import Batch, Closed, Overloaded, TooLate
+from .answers import Batch, Classification, Closed, Overloaded, Recommendation, TooLate
 from .costs import Costs
 
 PACE = 0.2  # weight of the last batch in what is known of the machine's pace
@@ -41,7 +41,7 @@ class Job:
     tokens_ahead: int  # that are generated for it
     deadline: float
     arrived: float
-    future: asyncio.Future[Done] = field(init=False, repr=False)
+    future: asyncio.Future[Any] = field(init=False, repr=False)
 
     @property
     def tokens(self) -> int:
@@ -49,17 +49,8 @@ class Job:
         return num_batch_tokens(1, self.length, self.tokens_ahead)
 
 
-Computed = tuple[Sequence[Any], Mapping[str, Any]]  # a value or an error a job, and fields of `Batch`
-
-
-@dataclass(frozen=True)
-class Done:
-    """A job's value, its seconds in the queue and in the model, and how many were computed together."""
-
-    value: Any
-    queued: float
-    computed: float
-    batch_size: int
+Answer = Recommendation | Classification
+Computed = tuple[Sequence[Answer | Exception], Mapping[str, Any]]  # an answer or an error a job, and fields of `Batch`
 
 
 class Batcher:
@@ -101,8 +92,8 @@ class Batcher:
         """Jobs in the queue."""
         return len(self._waiting)
 
-    async def submit(self, job: Job) -> Done:
-        """The job's value, once it is computed. To cancel this is to withdraw the job."""
+    async def submit(self, job: Job) -> Any:
+        """The job's answer with its times, once it is computed. To cancel this is to withdraw the job."""
         loop = asyncio.get_running_loop()
         self._admit(job, loop.time())
         job.future = loop.create_future()
@@ -211,7 +202,7 @@ class Batcher:
         tokens = num_batch_tokens(len(batch), max(job.length for job in batch), batch[0].tokens_ahead)
         predicted = self.predicted(tokens)
         values, told = await self._values(batch)
-        took = loop.time() - began
+        took = (now := loop.time()) - began
         pace = took / max(self.costs.seconds(tokens), 1e-9)
         self._num_batches += 1
         weight = max(PACE, 1.0 / (1 + self._num_batches))  # the first batches may be unlike those of the warm-up
@@ -225,7 +216,8 @@ class Batcher:
             if isinstance(value, Exception):
                 self._end(job, value)
             elif not job.future.done():
-                job.future.set_result(Done(value, began - job.arrived, took, len(batch)))
+                seconds = {"total": now - job.arrived, "queued": began - job.arrived, "computed": took}
+                job.future.set_result(replace(value, seconds=seconds, batch_size=len(batch)))
         self._tell("computed", Batch(len(batch), tokens, took, predicted, **told))
 
     async def _values(self, batch: list[Job]) -> Computed:
@@ -235,7 +227,7 @@ class Batcher:
         except Exception as error:
             if len(batch) == 1:
                 return [error], {}
-            return [None if job.future.done() else (await self._values([job]))[0][0] for job in batch], {}
+            return [error if job.future.done() else (await self._values([job]))[0][0] for job in batch], {}
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._in_flight[task]

@@ -353,13 +353,9 @@ class Engine:
         return costs
 
     async def _answer(self, job: Job) -> Any:
-        """The value of a job, with its times."""
         if self._batcher is None:
             raise Closed("the engine is not started, or is warming up: await start(), or ask again in some seconds")
-        done = await self._batcher.submit(job)
-        total = asyncio.get_running_loop().time() - job.arrived
-        seconds = {"total": total, "queued": done.queued, "computed": done.computed}
-        return replace(done.value, seconds=seconds, batch_size=done.batch_size)
+        return await self._batcher.submit(job)
 
     def _compute(self, batch: Sequence[Job]) -> Computed:
         """The answers to a batch, in a worker; all of one edition of the catalogue."""

@@ -87,12 +87,9 @@ class Names:
         found = [
             item for name, item in self._known.items() if all(word in self._title(name).casefold() for word in words)
         ]
-        start = " ".join(words)
-
-        def order(one: dict[str, Any]) -> tuple[bool, bool]:
-            return not one["in_catalogue"], not one["title"].casefold().startswith(start)
-
-        return sorted(self.describe(found), key=order)[:limit]
+        described = self.describe(found)
+        described.sort(key=lambda one: not one["title"].casefold().startswith(" ".join(words)))
+        return sorted(described, key=lambda one: not one["in_catalogue"])[:limit]
 
     def describe(self, item_ids: Sequence[ItemId]) -> list[dict[str, Any]]:
         """Titles of items, in their order, and which are in the catalogue: of ids of the other type none."""
