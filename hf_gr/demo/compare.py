@@ -2,23 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same call by transformers' own constrained generation and by hf_gr: equal answers, then the time.
 
-Axes: U users, K beams. Prompts are the latest items of a history, as tokens.
+Axes: U users, K beams.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.generation.prompts import pad
 
 SCORE_TOL = 1e-4  # fp32: sums of log-probabilities that two programs add in different orders
 
@@ -35,17 +31,8 @@ class Comparison:
     num_beams: int
 
 
-def make_prompts(
-    histories: Sequence[np.ndarray], item_tokens: np.ndarray, *, num_films: int, pad_token_id: int, device: Any = "cpu"
-) -> dict[str, Tensor]:
-    """The latest `num_films` films of every history as left-padded `input_ids` and `attention_mask`."""
-    rows = [item_tokens[history[-num_films:]].ravel() for history in histories]
-    input_ids, mask = map(torch.from_numpy, pad(rows, pad_token_id))
-    return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
-
-
 def compare_with_transformers(
-    model: Any, index: ConstraintIndex, prompts: dict[str, Tensor], *, num_beams: int, num_runs: int = 3
+    model: Any, index: ConstraintIndex, prompts: dict[str, Any], *, num_beams: int, num_runs: int = 3
 ) -> Comparison:
     """Time both ways to generate from the catalogue: same model, same prompts, same beams, alternating runs.
 

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 from hf_gr import evaluate, recommend
+from hf_gr.answering.recommender import Recommender
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.atomic import replaced_files
 from hf_gr.files.cache import cache_folder
@@ -27,7 +28,7 @@ from hf_gr.jobs.results import Evaluation
 from hf_gr.training import semantic_ids_from_features, small_recommender, train_recommender
 
 from . import show
-from .compare import Comparison, compare_with_transformers, make_prompts
+from .compare import Comparison, compare_with_transformers
 from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_movielens
 from .semantic_ids import film_features
 
@@ -127,13 +128,10 @@ def run_demo(
         with console.status("measuring"):
             how = {"history": "history", "target": "next", "cutoffs": (LIST_LENGTH,), "num_resamples": 0, **lists}
             evaluation = evaluate({"the model": model}, folder / USERS, **how)
-            prompts = make_prompts(
-                split.train[: settings.num_compared],
-                index.snapshot.sequences_of(films.titles)[1],
-                num_films=settings.train.max_items,
-                pad_token_id=model.config.pad_token_id,
-                device=model.device,
-            )
+            recommender = Recommender(model, index)
+            compared = [history[-settings.train.max_items :] for history in split.train[: settings.num_compared]]
+            requests = [recommender.read(history=[films.titles[film] for film in history]) for history in compared]
+            prompts = recommender.prompts(requests)
             comparison = compare_with_transformers(model, index, prompts, num_beams=settings.num_beams)
     report = DemoReport(folder, trained_seconds, evaluation, comparison)
     show.print_measurements(console, evaluation, comparison)
