@@ -168,22 +168,6 @@ def test_no_more_beams_are_searched_than_there_are_sequences(
 # The commands
 
 
-def test_the_command_writes_what_the_function_does(tmp_path: Path, case: Case, users: Path) -> None:
-    output = tmp_path / "recs.parquet"
-    done = command("recommend", *options_of(case, users, output), "--window-rows", 16)
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
-    assert f"{NUM_USERS} of {NUM_USERS} users" in done.stdout
-    assert output.read_bytes() == run(case, users, tmp_path / "twin.parquet").output.read_bytes()
-    schema = pq.read_schema(output)
-    assert schema.names == ["who", "items", "scores"]
-    assert schema.types[1:] == [pa.list_(pa.int64()), pa.list_(pa.float32())]
-    other = command("recommend", *options_of(case, users, output, **{"top-k": 3}))
-    assert other.exit_code == 2
-    assert other.stderr.startswith("hf-gr recommend: ")
-    assert "overwrite=True" in other.stderr
-    assert other.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize("function", [recommend, evaluate])
 def test_every_argument_has_a_flag(function: Any) -> None:
     """And help, and the same default; every flag is an argument, but for what writes the report."""
@@ -228,6 +212,9 @@ def test_flags_reach_the_function(tmp_path: Path, case: Case) -> None:
     columns = {"constraint_index": case.index, "history": "seen", "exclude": "not"}
     made = recommend(case.model, path, tmp_path / "b.parquet", **columns, **same)
     assert made.output.read_bytes() == (tmp_path / "a.parquet").read_bytes()  # and so what decides the rows
+    schema = pq.read_schema(made.output)
+    assert schema.names == ["row", "items", "scores"]
+    assert schema.types[1:] == [pa.list_(pa.int64()), pa.list_(pa.float32())]
 
 
 def test_exit_codes_say_what_became_of_rows(tmp_path: Path, case: Case) -> None:

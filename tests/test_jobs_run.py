@@ -157,14 +157,6 @@ def test_texts_are_prompts_with_a_tokenizer(tmp_path: Path, case: Case) -> None:
         recommend(model, table, **(options | {"tokenizer": None}))
 
 
-def test_a_column_of_users_keeps_its_cells(case: Case) -> None:
-    table = pa.table({"seen": [[100], [101]], "targets": ["ann", "bob"], "error": ["ann", "bob"]})
-    options = {"constraint_index": case.index, "history": "seen", "progress": False}
-    assert recommend(case.model, table, **options, user="targets")["targets"].to_pylist() == ["ann", "bob"]
-    with pytest.raises(ValueError, match="user='error', expected another name than items, scores, is_fallback"):
-        recommend(case.model, table, **options, user="error")
-
-
 # transformers 5.17 says so of weights that are on no device until they are needed.
 @pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids` being on a device:UserWarning")
 def test_a_model_that_is_partly_on_the_disk(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
@@ -229,6 +221,7 @@ def test_arguments_are_checked_before_any_work(tmp_path: Path, case: Case, users
         ({"temperature": 0.5}, "temperature=0.5 has no effect without sampling"),
         ({"num_return_sequences": 3}, "num_return_sequences= is given, expected none"),
         ({"user": "items_"}, "has no column 'items_'"),
+        ({"user": "error"}, "user='error', expected another name than items, scores, is_fallback"),
         ({"generation_config": GenerationConfig(do_sample=True)}, "expected beam search"),
         ({"window_rows": 0}, "window_rows=0, expected an integer of 1 or more"),
         ({"prefix_tokens": [-1]}, r"prefix_tokens=\(-1,\), expected token ids"),
