@@ -132,12 +132,6 @@ def made(index: Any = INDEX, *args: Any, **options: Any) -> Any:
     [
         (lambda: made(), "prompt_length=None, expected 0 or more tokens"),
         (lambda: made(INDEX, -1), "prompt_length=-1, expected"),
-        (
-            lambda: made(INDEX, 3, attention_mask=np.ones((2, 2))),
-            "attention_mask has 2 positions, expected one length",
-        ),
-        (lambda: made(INDEX, attention_mask=np.ones(2)), r"attention_mask has shape \[2\]"),
-        (lambda: made([[1, 2]], 2), "index is a list, expected a ConstraintIndex"),
         (lambda: made(INDEX, 2, separator=[8]), "separator is given, expected None in Flax.*PyTorch"),
         (lambda: made(INDEX, 2)(np.ones((1, 1), int), np.ones((1, 12))), "have 1 tokens, expected prompt_length=2"),
         (lambda: made(INDEX, 2)(np.ones((1, 2), int), np.ones((1, 5))), "index has token 8, expected less than"),

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import ALIBI, DECODERS, ENCODER_DECODERS, EOS, FAMILIES, PAD, TRIED, build, prompts, shared
+from families import ALIBI, DECODERS, ENCODER_DECODERS, EOS, FAMILIES, LLAMA, PAD, TRIED, build, prompts, shared
 from transformers import GenerationMixin
 
 from hf_gr import ConstraintIndex, enable
+from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 6 log-probabilities, whose forwards differ in the order of additions
+DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 GARBAGE = -1e8  # transformers' score of what is no sequence of the catalogue
 
 
@@ -52,7 +54,7 @@ def both(model: Any, index: ConstraintIndex, inputs: dict[str, torch.Tensor], **
     """Transformers' result and ours for the same arguments."""
     prompt_length = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     allowed = allowed_by(index, prompt_length)
-    kwargs = {"pad_token_id": PAD, "return_dict_in_generate": True, "output_scores": True, **kwargs}
+    kwargs = {"pad_token_id": PAD, **DETAILS, **kwargs}
     kwargs["eos_token_id"] = index.eos_token_id
     theirs = GenerationMixin.generate(
         model, **inputs, prefix_allowed_tokens_fn=allowed, **{"max_new_tokens": index.max_length} | kwargs
@@ -236,3 +238,38 @@ def test_half_precision_scores_are_those_of_the_sequences(family: str, attention
     tolerance = 0.15 if dtype is torch.bfloat16 else 0.02  # a few units in the last place of logits around 10
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, atol=tolerance, rtol=0)
     assert ours.sequences_scores.dtype == torch.float32
+
+
+# Models that read a longer sequence in another way: on both sides of the limit
+
+LIMIT = 12
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": LIMIT}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 5.0], "partial_rotary_factor": 1.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+LIMITED: dict[str, dict[str, Any]] = {
+    "phi3": DECODERS["phi3"]
+    | {"rope_parameters": LONGROPE, "original_max_position_embeddings": LIMIT, "max_position_embeddings": 48},
+    "llama": LLAMA | {"rope_parameters": DYNAMIC, "max_position_embeddings": LIMIT},
+    "doge": LLAMA | {"keep_window_size": LIMIT},  # which a trial of a few tokens does not see
+}
+
+
+@pytest.mark.parametrize("drafting", [None, "trie"])
+@pytest.mark.parametrize("length", [LIMIT - 3, LIMIT - 2, LIMIT, LIMIT + 8])
+@pytest.mark.parametrize("family", LIMITED)
+def test_longer_sequences_equal_transformers(
+    family: str, length: int, drafting: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last of 4 tokens is not read: prompts of 9 stay within 12, those of 10 do not."""
+    monkeypatch.setattr(messages, "_SAID", set())
+    index, options = catalogue(ragged=False), {**prompts(2, length, padded=True), "num_beams": 8}
+    options |= {"num_return_sequences": 8, "pad_token_id": PAD, **DETAILS}
+    # Dynamic angles stay as the longest sequence so far made them: each call has a model of its own.
+    plain, model = (build(family, config=LIMITED[family]) for _ in range(2))
+    theirs = plain.generate(**options, max_new_tokens=4, prefix_allowed_tokens_fn=allowed_by(index, length))
+    ours = enable(model).generate(**options, constraint_index=index, drafting=drafting)
+    assert assert_same(theirs, ours, 8) == 2
+    crosses = LIMIT - 3 < length and (family == "llama" or length <= LIMIT)
+    in_their_loop = family == "doge" or (family == "phi3" and crosses)
+    assert ("decoding in transformers' own loop" in caplog.text) == in_their_loop
+    assert ("rope_type='dynamic'" in caplog.text) == (family == "llama" and crosses and drafting is not None)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_catalogues import EOS, random_rows
+from random_catalogues import legal_sequences, random_index, random_rules
 from reference import reference_relaxed_selection
 from table_scorers import (
+    CPU,
     TableModel,
     assistant_of,
     catalogue_of,
@@ -240,23 +241,17 @@ def test_frequencies_are_close_to_the_targets_own(draft: str, num_beams: int) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_k_distinct_living_items_or_all_there_are_then_padding(seed: int) -> None:
     rng = random.Random(seed)
-    ragged, num_rows, num_beams = bool(seed % 2), rng.randint(1, 3), rng.choice((1, 2, 5, 12))
-    rows = random_rows(rng, rng.choice((2, 30, 400)), ragged=ragged, length=4)
-    index = ConstraintIndex.from_sequences(rows, item_ids=range(len(rows)), eos_token_id=EOS if ragged else None)
-    views = [index]
-    if rng.random() < 0.6:
-        views = [index.where(rng.sample(range(len(rows)), rng.randint(1, len(rows)))) for _ in range(num_rows)]
-    catalogue = catalogue_of(*views)
+    num_rows, num_beams = rng.randint(1, 3), rng.choice((1, 2, 5, 12))
+    rules = random_rules(rng, random_index(rng, ragged=bool(seed % 2)), num_rows=num_rows)
     target = tables(seed, num_rows)
     draft = rng.choice((target, tables(seed + 1, num_rows), [-table for table in target]))
-    plan = relaxed_plan(num_rows, num_beams, early_stopping="never")
-    drafter = TreeDrafter(
-        budget=rng.choice((1, 8, 10**6)),
-        assistant=assistant_of(
-            TableModel(draft, num_rows),
-            num_beams=num_beams * rng.choice((1, 4, 20)),
-            num_steps=rng.choice((1, 9)),
-        ),
+    assistant = assistant_of(
+        TableModel(draft, num_rows), num_beams=num_beams * rng.choice((1, 4, 20)), num_steps=rng.choice((1, 9))
+    )
+    drafter = TreeDrafter(budget=rng.choice((1, 8, 10**6)), assistant=assistant)
+    plan, catalogue = (
+        relaxed_plan(num_rows, num_beams, early_stopping="never"),
+        transition.device_catalogue(rules, CPU),
     )
     results = []
     for _ in range(2):
@@ -264,7 +259,7 @@ def test_k_distinct_living_items_or_all_there_are_then_padding(seed: int) -> Non
         results.append(decode(TableModel(target, num_rows)(), catalogue, again, drafter))
     assert results[0].sequences.tolist() == results[1].sequences.tolist()
     for row in range(num_rows):
-        items = {tuple(sequence) for sequence in views[row % len(views)]}
+        items = set(map(tuple, legal_sequences(rules, row)))
         here = slice(row * num_beams, (row + 1) * num_beams)
         paths = [tuple(token for token in path if token != 9) for path in results[0].sequences[here].tolist()]
         number = min(num_beams, len(items))
