@@ -24,20 +24,9 @@ def env(*, as_json: bool = False) -> None:
 
     Prints no tokens, keys or folders.
     """
-    facts = environment()
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-        return
-    facts["packages"] = [f"{name} {version}" for name, version in facts["packages"].items()]
-    for name, value in facts.items():
-        typer.echo(f"{name:10}{', '.join(value) if isinstance(value, list) else value}")
-
-
-def environment() -> dict[str, Any]:
-    """Versions, machine and devices of this process, as plain values."""
     from hf_gr import __version__
 
-    return {
+    facts: dict[str, Any] = {
         "hf_gr": __version__,
         "python": f"{platform.python_version()}, {platform.platform()}",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -45,6 +34,12 @@ def environment() -> dict[str, Any]:
         "torch": _torch() if find_spec("torch") else [],
         "jax": _jax() if find_spec("jax") else [],
     }
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    facts["packages"] = [f"{name} {version}" for name, version in facts["packages"].items()]
+    for name, value in facts.items():
+        typer.echo(f"{name:10}{', '.join(value) if isinstance(value, list) else value}")
 
 
 def _torch() -> list[str]:

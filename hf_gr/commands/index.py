@@ -120,8 +120,7 @@ def show(index: str, *, as_json: bool = False, revision: str | None = None) -> N
 def check(index: str, *, model: str | None = None, as_json: bool = False, revision: str | None = None) -> None:
     """Verify an index from end to end: all digests, and that both files are of one catalogue.
 
-    If something is damaged, names it; exit code 2. Warns where a sound index looks like a mistake: codes compiled as
-    tokens.
+    Names what is damaged, with exit code 2. Warns if a sound index seems to have codes compiled as tokens.
 
     Args:
         index: a folder with an index, or a repository id of the Hub.

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.files.text import named_in_errors
-
-if TYPE_CHECKING:
-    from hf_gr.catalogue import ConstraintIndex
 
 OF_TABLES = ("item_id", "delimiter")
 OF_CODES = ("tokenizer", "offset", "level_sizes", "template")
@@ -49,9 +49,22 @@ def compile_index(
         )
     if "table" not in kind and (others or path.is_dir()):
         raise ValueError(f"INPUT {', '.join(map(str, paths))}, expected one file of {kind}: only tables have several")
-    read = {"labels": _labels, "an array of tokens": _array, "a table of tokens": _tokens}.get(kind, _codes)
+    options: dict[str, Any] = dict(given)
+    if "table" in kind:
+        for name in ("sequence", "codes"):
+            if len(given.get(name, ())) == 1:  # a column of lists
+                options[name] = given[name][0]
+        if format == "tsv":
+            format, options = "csv", {"delimiter": "\t"} | options
+        options["format"] = format
     with named_in_errors(paths):
-        return read(paths, format, dict(given))
+        if kind == "labels":
+            return _labels(path, **options)
+        if kind == "an array of tokens":
+            return ConstraintIndex.from_sequences(_read_array(path), **options)
+        if kind == "a table of tokens":
+            return ConstraintIndex.from_table(paths, **options)
+        return _codes(paths, **options)
 
 
 def _kind_of(path: Path, format: str | None, labels: bool, given: Mapping[str, Any]) -> str:
@@ -70,67 +83,40 @@ def _kind_of(path: Path, format: str | None, labels: bool, given: Mapping[str, A
     return "a table of codes" if of_codes else "a table of tokens"
 
 
-def _tokens(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> ConstraintIndex:
-    from hf_gr.catalogue import ConstraintIndex
-
-    return ConstraintIndex.from_table(paths, **_of_table(format, given))
-
-
-def _of_table(format: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `from_table`: TSV is CSV with tabs, and one column holds lists."""
-    found = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
-    if format == "tsv":
-        return {"delimiter": "\t"} | found | {"format": "csv"}
-    return found | {"format": format}
-
-
-def _codes(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> ConstraintIndex:
-    from hf_gr.catalogue import SemanticIds
-
+def _codes(paths: Sequence[Path], *, eos_token_id: int | None = None, **given: Any) -> ConstraintIndex:
     if ("tokenizer" in given) == ("offset" in given):
         raise ValueError(
             f"INPUT {paths[0]} holds codes, expected either --tokenizer NAME, whose tokens they are, or --offset N, "
             "the token of the first code: pass the one that your model was trained with"
         )
-    eos_token_id, sizes = given.pop("eos_token_id", None), given.pop("level_sizes", None)
     if "tokenizer" in given:
         given["tokenizer"] = _load_tokenizer(given["tokenizer"])
-    if format == "json":
-        ids = SemanticIds.from_json(paths[0], level_sizes=sizes, **given)
-    else:
-        ids = SemanticIds.from_table(paths, level_sizes=sizes, **_of_table(format, given))
+    ids = SemanticIds.from_table(paths, **given) if "format" in given else SemanticIds.from_json(paths[0], **given)
     return ids.constraint_index(eos_token_id=eos_token_id)
 
 
-def _array(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> ConstraintIndex:
-    import numpy as np
-
-    from hf_gr.catalogue import ConstraintIndex
-
+def _read_array(path: Path) -> Any:
     try:
-        with paths[0].open("rb") as file:
+        with path.open("rb") as file:
             np.lib.format.read_magic(file)  # an archive of several arrays has none
-        array = np.load(paths[0], mmap_mode="r", allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError:
         raise
     except Exception as error:  # a header is Python, which fails in many ways; NumPy's own message suggests unpickling
         raise ValueError(
-            f"{paths[0]} is no .npy file or is cut short, expected integers of np.save: write it again"
+            f"{path} is no .npy file or is cut short, expected integers of np.save: write it again"
         ) from error
-    return ConstraintIndex.from_sequences(array, **given)
 
 
-def _labels(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> ConstraintIndex:
-    from hf_gr.catalogue import ConstraintIndex
-
-    if "tokenizer" not in given:
-        raise ValueError(f"INPUT {paths[0]} holds labels, expected --tokenizer NAME: that of the model that answers")
-    tokenizer = _load_tokenizer(given.pop("tokenizer"))
+def _labels(path: Path, *, tokenizer: str | None = None, **given: Any) -> ConstraintIndex:
+    if tokenizer is None:
+        raise ValueError(f"INPUT {path} holds labels, expected --tokenizer NAME: that of the model that answers")
+    loaded = _load_tokenizer(tokenizer)
     try:
-        lines = paths[0].read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"it is no UTF-8 text ({error}), expected one label a line: save it as UTF-8") from error
-    return ConstraintIndex.from_labels([line.strip() for line in lines if line.strip()], tokenizer, **given)
+    return ConstraintIndex.from_labels([line.strip() for line in lines if line.strip()], loaded, **given)
 
 
 def _load_tokenizer(name: str) -> Any:

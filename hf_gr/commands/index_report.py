@@ -44,19 +44,8 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
 
 def print_summary(summary: Summary, name: str) -> None:
     """Print the levels as a table, and the whole catalogue below."""
-    rows = [("level", "nodes", "mean children", "most children", "forced", "decided", "end here")]
-    rows += [
-        (
-            str(level.level),
-            f"{level.nodes:,}",
-            f"{level.mean_children:,.2f}",
-            f"{level.largest_branching:,}",
-            shown_share(level.forced_share),
-            shown_share(level.decided_share),
-            f"{level.num_ended:,}",
-        )
-        for level in summary.levels
-    ]
+    rows = [["level", "nodes", "mean children", "most children", "forced", "decided", "end here"]]
+    rows += [level.cells() for level in summary.levels]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     say("\n".join([name, "", *lines, "", LEGEND]))

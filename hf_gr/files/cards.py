@@ -11,7 +11,6 @@ from typing import Any
 
 from .draft_head_config import DraftHeadConfig
 from .facts import Summary
-from .text import shown_share
 
 _INDEX_CARD = """\
 # Constraint index
@@ -45,11 +44,7 @@ The largest token is {max_token_id}: the model needs a vocabulary of at least {v
 
 def index_card(summary: Summary, name: str) -> str:
     """The card of an index, which users load by the name."""
-    levels = [
-        f"| {level.level} | {level.nodes:,} | {level.mean_children:.2f} | {level.largest_branching:,} | "
-        f"{shown_share(level.forced_share)} | {shown_share(level.decided_share)} |"
-        for level in summary.levels
-    ]
+    levels = [f"| {' | '.join(level.cells()[:6])} |" for level in summary.levels]
     text = _INDEX_CARD.format(
         num_sequences=summary.num_sequences,
         num_items=summary.num_items,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .text import shown_share
+
 
 @dataclass(frozen=True)
 class LevelSummary:
@@ -21,6 +23,12 @@ class LevelSummary:
     forced_share: float  # the share of the inner nodes above that have a single child, so no choice
     decided_share: float  # the share of all sequences that this many tokens tell from all others
     num_ended: int  # sequences that end here
+
+    def cells(self) -> list[str]:
+        """The fields as text, for a row of a table."""
+        numbers = f"{self.nodes:,}", f"{self.mean_children:,.2f}", f"{self.largest_branching:,}"
+        shares = shown_share(self.forced_share), shown_share(self.decided_share)
+        return [str(self.level), *numbers, *shares, f"{self.num_ended:,}"]
 
 
 @dataclass(frozen=True)
