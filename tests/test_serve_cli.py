@@ -143,7 +143,10 @@ def test_odd_requests_are_answered_or_refused_by_name(http: httpx.Client) -> Non
 def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the engine and the application of each server would be made of."""
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr("hf_gr.serving.engine.Engine", lambda _, index, **how: made.append({"index": index, **how}))
+    monkeypatch.setattr(
+        "hf_gr.serving.engine.Engine",
+        lambda _, **how: made.append(how),
+    )
     monkeypatch.setattr("hf_gr.serving.app.make_app", lambda _, **how: made[-1].update(how))
     monkeypatch.setattr("hf_gr.serving.logs.configure", lambda **_: None)
     monkeypatch.setattr("hf_gr.serving.run.run", lambda *_, **__: None)
@@ -161,12 +164,12 @@ def test_updates_outlive_a_server(checkpoint: Path, tmp_path: Path, served: list
     (tmp_path / "rules.json").write_text('{"few": ["B01", "B02"]}')
     arguments = [checkpoint, "--updates", tmp_path / "log"]
     assert "not read" not in serve(*arguments, "--rules", tmp_path / "rules.json")
-    served[0]["index"].apply(Update(remove=["B01"]))
+    served[0]["constraint_index"].apply(Update(remove=["B01"]))
     for options in (["--rules", tmp_path / "rules.json"], ["--index", checkpoint]):
         told = f"hf-gr serve: --index and --rules are not read: {tmp_path}/log has a catalogue; PUT and PATCH /v1/cat"
         assert serve(*arguments, *options).startswith(told)
     assert serve(*arguments).startswith("hf-gr serve: /")
-    edition = served[1]["index"].edition
+    edition = served[1]["constraint_index"].edition
     assert (edition.version, edition.index.num_items, edition.rules["few"].num_items) == (1, NUM_ITEMS - 1, 1)
 
 

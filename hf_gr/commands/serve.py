@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -116,21 +117,19 @@ def serve(
     from hf_gr.serving.page import find_titles
     from hf_gr.serving.run import address_of, bind, run
 
-    made = catalogue = None
-    try:
-        # An empty variable is a lost secret: refuse it, rather than leave the server open.
-        api_key = os.environ.get("HF_GR_API_KEY") if api_key is None else api_key
-        admin_key = os.environ.get("HF_GR_ADMIN_KEY") if admin_key is None else admin_key
-        check_keys(api_key=api_key, admin_key=admin_key)
-        is_open = is_loopback(host) and api_key is None
-        if prompt is not None and "{text}" not in prompt:
-            raise ValueError(f"prompt={prompt!r}, expected a text with {{text}} in it, where the text goes")
-        if not 0 <= port < 2**16:
-            raise ValueError(f"port={port}, expected 0 to 65535")
-        for argument in ("max_body", "drain_timeout", "drain_delay"):
-            if not arguments[argument] >= 0:
-                raise ValueError(f"{argument}={arguments[argument]}, expected 0 or more")
-        made = bind(host, port)
+    # An empty variable is a lost secret: refuse it, rather than leave the server open.
+    api_key = os.environ.get("HF_GR_API_KEY") if api_key is None else api_key
+    admin_key = os.environ.get("HF_GR_ADMIN_KEY") if admin_key is None else admin_key
+    check_keys(api_key=api_key, admin_key=admin_key)
+    is_read_only = admin_key is None and not (is_loopback(host) and api_key is None)
+    if prompt is not None and "{text}" not in prompt:
+        raise ValueError(f"prompt={prompt!r}, expected a text with {{text}} in it, where the text goes")
+    if not 0 <= port < 2**16:
+        raise ValueError(f"port={port}, expected 0 to 65535")
+    for argument in ("max_body", "drain_timeout", "drain_delay"):
+        if not arguments[argument] >= 0:
+            raise ValueError(f"{argument}={arguments[argument]}, expected 0 or more")
+    with bind(host, port) as bound, ExitStack() as opened:
         name = _demo_model() if model is None else model
         quiet_libraries()
         names = find_titles(titles, name) if page or titles is not None else None
@@ -138,8 +137,10 @@ def serve(
         has_given = index is not None or rules is not None
         if index is None and _has_index(Path(name)):
             index = name  # else the one that the checkpoint names
+        catalogue: dict[str, Any] = {"constraint_index": index, "rules": named_rules}
         if updates is not None:
-            catalogue, begins = _open_catalogue(updates, index, named_rules)
+            live, begins = _open_catalogue(updates, index, named_rules)
+            catalogue = {"constraint_index": opened.enter_context(closing(live))}
             if has_given and not begins:
                 what = "--index and --rules are not read"
                 typer.echo(f"hf-gr serve: {what}: {updates} has a catalogue; PUT and PATCH /v1/catalogue change it")
@@ -147,16 +148,15 @@ def serve(
 
         engine = Engine(
             name,
-            index if catalogue is None else catalogue,
-            rules=named_rules if catalogue is None else None,
+            **catalogue,
             **{name: arguments[name] for name in OF_ENGINE},
             **({} if prompt is None else {"prompt": prompt.replace("\\n", "\n")}),
             **of_generate(drafting, option, signature(serve).parameters),
         )
-        url = address_of(made)
+        url = address_of(bound)
         more = "" if names is None else f"page at {url}/page/, "
         typer.echo(f"hf-gr serve: {name} at {url}, {more}documentation at {url}/docs; Ctrl-C ends it")
-        if admin_key is None and not is_open:
+        if is_read_only:
             typer.echo("hf-gr serve: the catalogue is read-only; $HF_GR_ADMIN_KEY allows changes")
         from hf_gr.serving import logs
         from hf_gr.serving.app import make_app
@@ -167,17 +167,12 @@ def serve(
             engine,
             api_key=api_key,
             admin_key=admin_key,
-            is_read_only=admin_key is None and not is_open,
+            is_read_only=is_read_only,
             titles=names,
             limits=Limits(max_body=max_body),
             drain_timeout=drain_timeout,
         )
-        failure = run(app, made, drain_timeout=drain_timeout, drain_delay=drain_delay)
-    finally:
-        if made is not None:
-            made.close()
-        if catalogue is not None:
-            catalogue.close()
+        failure = run(app, bound, drain_timeout=drain_timeout, drain_delay=drain_delay)
     if failure is not None:
         raise fail("serve", f"the engine does not start: {failure}", code=STOPPED) from failure
 

@@ -171,35 +171,27 @@ def commit_of(path: str | Path) -> str | None:
 @contextmanager
 def _explained(name: str, file: str) -> Iterator[None]:
     """Turn the Hub's errors into ours, which say what to do."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        HTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
     try:
         yield
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ValueError(
             f"{name!r} is no folder here and no repository id, expected one of them: check the path"
         ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if getattr(error.__cause__, "response", None) is not None:  # the Hub was asked, and answered
             raise _failure(name, file, error.__cause__) from error
         raise ValueError(
             f"{name!r} is no folder here, and {file} of such a repository is not in the cache, expected one of "
             "them: check the path, or download it with a connection and local_files_only=False"
         ) from error
-    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise ValueError(
             f"{name!r} is no folder here, and the Hub gives no {file} for such a repository ({_line(error)}): "
             "check the name, revision= and subfolder=, and token= if it is private"
         ) from error
-    except HTTPError as error:  # of httpx or httpx2, depending on the version of huggingface_hub
+    except errors.HTTPError as error:  # of httpx or httpx2, depending on the version of huggingface_hub
         raise _failure(name, file, error) from error
 
 
