@@ -389,11 +389,9 @@ def test_a_damaged_part_is_named(tmp_path: Path, case: Case, users: Path, whole:
 
 # Moments of a run, and the finished parts that they leave. A file is synced twice: before and after it gets its name.
 MOMENTS = {
-    "no byte of a part": (1, "hf_gr.tables.shards.pyarrow.parquet.write_table", 0),
     "a part without its name": (1, "os.fsync", 0),
     "the name of a part": (2, "os.fsync", 1),
     "inside the merge": (NUM_PARTS, "hf_gr.jobs.parts.pyarrow.parquet.ParquetWriter.write_table", NUM_PARTS),
-    "the output without its name": (1, "os.fsync", NUM_PARTS),
     "the output beside all parts": (1, "hf_gr.jobs.parts.shutil.rmtree", NUM_PARTS),
 }
 
