@@ -201,19 +201,13 @@ def train_a_step(model: Any) -> None:
     model.zero_grad()
 
 
-def change_dtype(model: Any) -> None:
-    model.to(torch.float32 if model.dtype == torch.float64 else torch.float64)
-
-
-@pytest.mark.parametrize("change", [load_others, train_a_step, change_dtype])
-def test_other_weights_forget_everything(change: Any) -> None:
+def test_other_weights_forget_everything() -> None:
     model = enable(build("qwen3"))
     cache = cache_all(model)
-    for _ in range(2):
+    for change in (load_others, train_a_step, lambda model: model.to(torch.float64)):
         assert_as_without(model, cache, num_batches=3)
         change(model)
-    reuse = cache.begin([next(visits(1))[0].tokens])
-    assert (reuse.arguments, cache.num_bytes) == ({}, 0)
+    assert_as_without(model, cache, num_batches=3)
 
 
 def test_what_a_call_computed_before_a_change_is_not_kept() -> None:
@@ -236,12 +230,11 @@ def test_adapters_that_come_and_go_forget_everything() -> None:
     adapted.eval()
     model = enable(adapted)
     cache = cache_all(model)
-    assert_as_without(model, cache, num_batches=3)
-    with adapted.disable_adapter():
-        assert_as_without(model, cache, num_batches=3)
-    for name in ("other", "default"):
+    for name in ("default", "other", "default"):
         adapted.set_adapter(name, inference_mode=True)
         assert_as_without(model, cache, num_batches=3)
+        with adapted.disable_adapter():
+            assert_as_without(model, cache, num_batches=3)
 
 
 # Where nothing can be cached

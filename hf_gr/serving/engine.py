@@ -262,7 +262,8 @@ class Engine:
             Closed: the engine is not ready.
             BrokenAnswer: the model's scores are not numbers.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "timeout")}
+        given = dict(locals())
+        del given["self"], given["timeout"]
         with self._observed(timeout) as (arrived, deadline):
             recommender = self._current()
             if sum(len(value) for value in given.values() if isinstance(value, (str, list, tuple))) <= LARGE:
