@@ -13,9 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+
+from hf_gr.files.text import counted
+
+if TYPE_CHECKING:
+    from hf_gr.catalogue import ConstraintIndex
 
 
 def build(
@@ -127,15 +132,35 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
         model: a model's folder or repository: does the catalogue fit its vocabulary? Reads its config only.
         revision: branch, tag or commit, if INDEX is a repository. Default: its main branch.
     """
-    from hf_gr.catalogue.doubts import doubts_of
+    from safetensors import safe_open
 
-    from .index_check import check_index, check_vocabulary
+    from hf_gr.catalogue import ConstraintIndex, storage
+    from hf_gr.catalogue.doubts import doubts_of
+    from hf_gr.files.hub import Source
+
     from .index_report import print_checked, print_doubts
 
-    loaded, checked = check_index(index, revision=revision)
+    folder = Source(index, revision=revision).resolve_folder(storage.FILES)
+    loaded = ConstraintIndex.from_pretrained(folder, verify=True)
+    # Loading uses only the description in the arrays' file; people read the other one.
+    shown: dict[str, Any] = json.loads((folder / storage.JSON_FILE).read_bytes())
+    with safe_open(folder / storage.ARRAYS_FILE, "np") as file:
+        inside: dict[str, Any] = json.loads(file.metadata()["constraint_index"])
+    if shown != inside:
+        differ = ", ".join(sorted(name for name in shown | inside if shown.get(name) != inside.get(name)))
+        raise ValueError(
+            f"{folder}: {storage.JSON_FILE} and {storage.ARRAYS_FILE} are of different saves ({differ} differ): "
+            "a file was swapped or a save interrupted; download both or save it again"
+        )
+    checked = {
+        "files": f"whole, of format version {inside['format_version']}, and of one catalogue",
+        "digests": f"of the description and of {loaded.nbytes:,} bytes of arrays",
+        "catalogue": f"{counted(len(loaded), 'sequence')}, {counted(loaded.max_length, 'level')}, "
+        f"{counted(loaded.num_items, 'item')}",
+    }
     vocabulary = None
     if model is not None:
-        vocabulary = check_vocabulary(loaded, model)
+        vocabulary = _check_vocabulary(loaded, model)
         checked["vocabulary"] = f"{vocabulary:,} tokens of {model}; the largest here is {loaded.max_token_id:,}"
     doubts = doubts_of(loaded.snapshot, vocabulary=vocabulary)
     if as_json:
@@ -143,6 +168,25 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
     else:
         print_checked(index, checked)
     print_doubts(doubts)
+
+
+def _check_vocabulary(index: ConstraintIndex, model: str) -> int:
+    """The vocabulary that a model's config names; a `ValueError` if it is too small for an index, or unknown."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the config of {model} cannot be read ({error}): check --model") from error
+    vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    if vocabulary is None:
+        raise ValueError(f"the config of {model} has no vocab_size, expected that of a language model")
+    if index.max_token_id >= vocabulary:
+        raise ValueError(
+            f"the catalogue has token {index.max_token_id}, expected less than the vocabulary of {model}, "
+            f"{vocabulary}: is it another model's catalogue, or were the model's embeddings not resized?"
+        )
+    return vocabulary
 
 
 def push(
