@@ -362,7 +362,7 @@ def test_a_catalogue_that_a_model_names_is_loaded_as_the_model_was(
     assert not any(hub.token.encode() in data for data in kept)
 
 
-# From the command line, and to every user of a table
+# From the command line
 
 
 def command(*arguments: Any) -> Any:
@@ -370,7 +370,7 @@ def command(*arguments: Any) -> Any:
 
 
 def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
+    """What recommend reads of the Hub: tests/test_loading.py."""
     make_index().save_pretrained(tmp_path / "catalogue")
     pushed = command("index", "push", tmp_path / "catalogue", "me/catalogue", "--private", "--revision", "next")
     assert pushed.exit_code == 0, pushed.output
@@ -381,13 +381,6 @@ def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
     missing = command("index", "show", "me/catalogue")
     assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
-    make_index().push_to_hub("me/catalogue")
-    users, output = tmp_path / "users.jsonl", tmp_path / "out.parquet"
-    users.write_text('{"seen": ["ham"]}\n{"seen": ["jam", "yam"]}\n', encoding="utf-8")
-    options = ("--input", users, "--output", output, "--history", "seen", "--top-k", 2, "--num-beams", 2)
-    result = command("recommend", "--model", "me/recommender", "--index", "me/catalogue", *options)
-    assert result.exit_code == 0, result.output
-    assert all(len({*row["items"]} & {*ITEMS}) == 2 for row in pq.read_table(output).to_pylist())
 
 
 def test_a_command_that_the_hub_fails_says_so_on_one_line(hub: HubServer, waits: list[float], tmp_path: Path) -> None:
