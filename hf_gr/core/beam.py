@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from .ops import Array
 
 DEAD = -math.inf
+ROUNDING = 1e-6  # of one term of a score of 1: a sum in fp32 that is not larger by so much a term is not proven to be
 
 
 @runtime_checkable
@@ -46,15 +47,26 @@ class Beams:
     beam_indices: Int[Array, "batch beams length"]  # of the row, to which a token was appended; no batch offset
     scores: Float[Array, "batch beams"]  # sum of log-probabilities; `-inf` for a beam that does not exist
     states: Int[Array, "batch beams"]  # trie nodes
+    lost: Float[Array, "batch 1"] | None = None  # the best score that was ever cut; None where nobody asks
 
     @classmethod
-    def start(cls, ops: Any, like: Array, *, batch_size: int, width: int, independent: bool = False) -> Beams:
+    def start(
+        cls,
+        ops: Any,
+        like: Array,
+        *,
+        batch_size: int,
+        width: int,
+        independent: bool = False,
+        certifies: bool = False,  # whether what is cut is noted
+    ) -> Beams:
         """Empty prefixes at the root: one alive, so that equal beams do not compete; all if they are `independent`."""
         nothing = ops.full((batch_size, width, 0), 0, like)
         scores = ops.full((batch_size, width), 0.0, like)
         if not independent:
             scores = ops.fill(scores, ops.arange(width, like) > 0, DEAD)
-        return cls(ops, nothing, nothing, scores, ops.full((batch_size, width), 0, like))
+        lost = ops.full((batch_size, 1), DEAD, like) if certifies else None
+        return cls(ops, nothing, nothing, scores, ops.full((batch_size, width), 0, like), lost)
 
     @property
     def length(self) -> int:
@@ -74,7 +86,13 @@ class Beams:
     def take(self, places: Int[Array, "batch selected"]) -> Beams:
         """These beams of every row, in this order."""
         values = (self.sequences, self.beam_indices, self.scores, self.states)
-        return Beams(self.ops, *(self.ops.along(value, places) for value in values))
+        return Beams(self.ops, *(self.ops.along(value, places) for value in values), lost=self.lost)
+
+    def losing(self, scores: Float[Array, "batch cut"]) -> Beams:
+        """The same, when prefixes or sequences of these scores, if that is noted, are cut."""
+        if self.lost is None:
+            return self
+        return replace(self, lost=self.ops.topk(self.ops.concat([self.lost, scores], 1), 1)[0])
 
 
 @dataclass(frozen=True)
@@ -132,11 +150,17 @@ def select(
     flat = scores.reshape(scores.shape[0], -1)
     size = flat.shape[-1]
     keys = flat if noise is None else flat + noise.reshape(flat.shape)
+    number = num_kept + (beams.lost is not None)  # with the best that is cut
     # Padding comes after the last child, and is dead.
-    if missing := max(num_kept - size, int(picked is not None)):
+    if missing := max(number - size, int(picked is not None)):
         flat, keys = (ops.pad(one, missing, DEAD) for one in (flat, keys))
-    chosen = ops.topk(keys, num_kept)[1] if picked is None else picked
+    chosen = ops.topk(keys, number)[1] if picked is None else picked
     kept_scores = ops.along(flat, chosen)
+    beams, chosen, kept_scores = (
+        beams.losing(kept_scores[:, num_kept:]),
+        chosen[:, :num_kept],
+        kept_scores[:, :num_kept],
+    )
     chosen = chosen.clip(0, size - 1) if missing else chosen
     parents = chosen if num_children == 1 else chosen // num_children
     tokens, states = candidates.take(chosen)
@@ -170,12 +194,18 @@ def _extend(
         beam_indices=ops.concat([ops.along(beams.beam_indices, parents), parents[..., None]], -1),
         scores=ops.fill(scores, is_dead, DEAD),
         states=ops.fill(states, is_dead, dead_state),
+        lost=beams.lost,
     )
 
 
 def penalized(scores: Float[Array, "batch _"], length: Any, length_penalty: Any) -> Float[Array, "batch _"]:
     """Scores divided by `length ** length_penalty`; rows may have lengths of their own, `[B]`."""
     return scores / (length[:, None] if getattr(length, "ndim", 0) else length) ** length_penalty
+
+
+def margin(scores: Float[Array, "batch _"], max_length: int) -> Float[Array, "batch _"]:
+    """By how much rounding may change scores of so many terms."""
+    return ROUNDING * max_length * abs(scores).clip(1.0)
 
 
 def retire(
@@ -192,9 +222,11 @@ def retire(
     is_open = finished.may_improve
     if early_stopping is True:
         is_open = is_open & ~finished.is_full
-    among_best = ops.arange(ends.shape[1], ends) < num_beams
+    is_accepted = ends & (ops.arange(ends.shape[1], ends) < num_beams) & is_open
     scores = penalized(kept.scores, kept.length if length is None else length, length_penalty)
-    scores = ops.fill(scores, ~(ends & among_best & is_open), DEAD)
+    scores = ops.fill(scores, ~is_accepted, DEAD)
+    if kept.lost is not None:
+        kept = kept.losing(ops.fill(kept.scores, is_accepted | ~ends, DEAD))
     sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
 
     best_scores, best = ops.topk(ops.concat([finished.scores, scores], 1), num_beams)
@@ -231,7 +263,10 @@ def retire_in_place(kept: Beams, finished: Finished, ends: Bool[Array, "batch be
 
 def keep_best(beams: Beams, num_beams: int) -> Beams:
     """The K best beams, best first."""
-    return beams.take(beams.ops.topk(beams.scores, num_beams)[1])
+    if beams.lost is None:
+        return beams.take(beams.ops.topk(beams.scores, num_beams)[1])
+    scores, best = beams.ops.topk(beams.scores, num_beams + 1)
+    return beams.losing(scores[:, num_beams:]).take(best[:, :num_beams])
 
 
 def update_may_improve(
@@ -266,7 +301,7 @@ def _to_length(beams: Beams, max_length: int) -> tuple[Array, Array]:
 def of_level(beams: Beams, level: int, *, width: int) -> Beams:
     """Beams of a level, without the room for later tokens."""
     values = (beams.sequences[:, :width, :level], beams.beam_indices[:, :width, :level])
-    return Beams(beams.ops, *values, scores=beams.scores[:, :width], states=beams.states[:, :width])
+    return Beams(beams.ops, *values, scores=beams.scores[:, :width], states=beams.states[:, :width], lost=beams.lost)
 
 
 def to_room(beams: Beams, num_levels: int) -> Beams:
@@ -291,4 +326,5 @@ def widened(beams: Beams, width: int) -> Beams:
         beam_indices=filled(beams.beam_indices, -1),
         scores=filled(beams.scores, DEAD),
         states=filled(beams.states, 0),
+        lost=beams.lost,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 
 from . import beam
-from .beam import DEAD, Beams, Candidates, Finished, paths_of
+from .beam import DEAD, Beams, Candidates, Finished, margin, paths_of, penalized
 from .ops import Array
 from .plan import Options
 
@@ -47,7 +47,8 @@ def accept(
     num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
     kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
-        return kept, beam.finish(kept, length_penalty=plan.length_penalty)
+        finished = beam.finish(kept, length_penalty=plan.length_penalty)
+        return replace(kept, scores=kept.ops.full(kept.scores.shape, DEAD, kept.scores)), finished
     options: dict[str, Any] = {"length_penalty": plan.length_penalty, "early_stopping": plan.early_stopping}
     if may_end:
         assert finished is not None
@@ -148,6 +149,19 @@ def can_change(beams: Beams, finished: Finished | None, plan: Options) -> Bool[A
         if plan.early_stopping is True:
             is_open = is_open & ~finished.is_full[:, 0]
     return is_open
+
+
+def proven(beams: Beams, finished: Finished, plan: Options, *, max_length: int) -> Int[Array, " batch"] | None:
+    """How many of a row's first answers score better than anything that was cut, and so than anything not found.
+
+    A term of a score is a log-probability, which is never positive: no item scores better than a prefix of it. A
+    score divided by a length's penalty is at most the prefix's divided by that of the longest sequence.
+    """
+    if beams.lost is None:
+        return None
+    cut, scores = beams.losing(beams.scores).lost, finished.scores[:, : plan.num_return_sequences]
+    bound = penalized(cut, max_length, plan.length_penalty)
+    return ((scores > DEAD) & (scores - margin(scores, max_length) >= bound)).sum(-1)
 
 
 def best(

@@ -66,6 +66,12 @@ def topk(keys: Array, number: int) -> tuple[Array, Array]:
     return np.take_along_axis(keys, places, axis=-1), places
 
 
+def topk_in_order(keys: Array, numbers: Array, number: int) -> tuple[Array, Array]:
+    """As `topk`; of equal keys those with the smallest numbers, which are 0 to less than 2 ** 31, come first."""
+    places = np.lexsort((numbers, -keys), axis=-1)[..., :number]
+    return np.take_along_axis(keys, places, axis=-1), places
+
+
 def argmax(values: Array) -> Array:
     """The place of the largest of each last axis: the first true one, for flags."""
     return values.argmax(-1)

@@ -32,6 +32,9 @@ class Options:
     exit_early: bool = static(default=True)
     # Sampling beams accept drafted samples by relaxed verification; they compete even if there is only one.
     is_relaxed: bool = static(default=False)
+    # Whether no item scores better than a prefix of it that was cut, so that answers can be proven (`decide.proven`).
+    certifies: bool = static(default=False)
+    max_nodes: int = static(default=0)  # of `exact=True`, the most prefixes that a row scores; 0 for beams
     length_penalty: Any = 1.0  # in Flax this and the following may change from call to call without a new program
     max_new_tokens: Any = 0  # the longest sequence that the heuristic of `early_stopping="never"` assumes
     fill_token_id: Any = -1  # what follows the end of a sequence

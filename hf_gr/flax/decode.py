@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished, of_level, to_room
-from hf_gr.core.decide import accept, best, can_change
+from hf_gr.core.decide import accept, best, can_change, proven
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
@@ -51,6 +51,7 @@ class Decoded:
     scores: Float[Array, "batch returned"]  # `-inf` for such a row
     beam_indices: Int[Array, "batch returned length"]  # paths within the row, -1 after the end
     num_levels: Int[Array, " batch"]  # levels decided before nothing could change any more
+    num_proven: Int[Array, " batch"] | None  # first answers of a row that are proven to be the best
     # one entry a level, if requested; those of undecided levels mean nothing
     step_scores: tuple[Float[Array, "batch paths vocab"], ...] | None
     step_logits: tuple[Float[Array, "batch paths vocab"], ...] | None
@@ -95,6 +96,7 @@ def decode(
     return Decoded(
         *best(state.finished, plan),
         num_levels=jnp.broadcast_to(_most(state.levels, plan), len(state.levels)),
+        num_proven=proven(state.beams, state.finished, plan, max_length=catalogue.max_length),
         step_scores=state.step_scores,
         step_logits=state.step_logits,
         speculation=state.speculation,
@@ -125,8 +127,8 @@ class _Search:
         """Compute the prompt, and the draft below it; decide the first level, and the drafted ones."""
         plan, drafter, (batch_size, _) = self.plan, self.plan.drafter, prompt.input_ids.shape
         levels = jnp.zeros(batch_size, dtype=jnp.int32)
-        independent = not plan.is_beam_search
-        beams = Beams.start(ops, levels, batch_size=batch_size, width=plan.width, independent=independent)
+        how = {"independent": not plan.is_beam_search, "certifies": plan.certifies}
+        beams = Beams.start(ops, levels, batch_size=batch_size, width=plan.width, **how)
         nodes, draft, memory = Nodes.none(batch_size, 0, self.catalogue.dead_state), None, None
         if drafter is not None and not drafter.tail:
             memory = drafter.start(self.draft_params, prompt, None)

@@ -55,6 +55,12 @@ def topk(keys: Array, number: int) -> tuple[Array, Array]:  # noqa: D103
     return values, places
 
 
+def topk_in_order(keys: Array, numbers: Array, number: int) -> tuple[Array, Array]:  # noqa: D103
+    places = jnp.broadcast_to(jnp.arange(keys.shape[1], dtype=jnp.int32), keys.shape)
+    falling, _, places = lax.sort((-keys, numbers, places), num_keys=2)
+    return -falling[:, :number], places[:, :number]
+
+
 def argmax(values: Array) -> Array:  # noqa: D103
     return values.argmax(-1).astype(jnp.int32)
 

@@ -19,7 +19,14 @@ import numpy.typing as npt
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import to_host
 
-from .checks import check_config, check_lengths, check_tokens_of_catalogue
+from .checks import (
+    NODES_PER_BEAM,
+    check_config,
+    check_exact,
+    check_lengths,
+    check_tokens_of_catalogue,
+    exact_width,
+)
 from .configuration import GR_FIELDS, set_fields
 from .drafts import BaseDraft, drafts_of
 from .models import first_of, inferred_padding
@@ -89,6 +96,11 @@ class BaseCall(ABC):
                 raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
             if first_of("top_k", kwargs, *configs) is None:
                 kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
+        nodes_at_once = None
+        if first_of("exact", fields, *configs):
+            nodes_at_once = first_of("num_beams", kwargs, *configs)
+            # transformers would refuse more results than beams.
+            kwargs["num_beams"] = max(first_of("num_return_sequences", kwargs, *configs) or 1, nodes_at_once or 2, 2)
         # The call's own only: a checkpoint's lengths predate its catalogue.
         max_new_tokens = kwargs.get("max_new_tokens", getattr(generation_config, "max_new_tokens", None))
         max_length = kwargs.get("max_length", getattr(generation_config, "max_length", None))
@@ -96,6 +108,7 @@ class BaseCall(ABC):
         config, model_kwargs = cls.prepare_config(model, generation_config, kwargs)
         set_fields(config, fields)
         check_config(config)
+        check_exact(config, nodes_at_once, fields)
         indexes = resolve_index(model, indexes, may_be_list=True)
         prompt = cls.read_prompt(model, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
@@ -105,6 +118,14 @@ class BaseCall(ABC):
             config, catalogue, max_new_tokens, max_length, prompt_length=prompt.length, others=max_lengths
         )
         config.max_new_tokens, config.max_length = room or catalogue.max_length, None
+        if config.exact:
+            config.num_beams = nodes_at_once or exact_width(prompt.num_rows, cls.vocabulary_of(model))
+            steps = max(catalogue.max_length - 1, 1)
+            config.max_nodes = config.max_nodes or max(NODES_PER_BEAM, 2 * steps) * config.num_beams
+            if config.max_nodes < steps:
+                raise ValueError(
+                    f"max_nodes={config.max_nodes}, expected at least {steps}, the prefixes of one sequence: omit it"
+                )
         end, forced = catalogue.eos_token_id, np.ravel(to_host(config.forced_eos_token_id))
         is_forced = end is not None and end in forced and config.max_new_tokens == catalogue.max_length
         # A catalogue without these tokens could never begin or end with them.

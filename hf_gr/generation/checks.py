@@ -18,13 +18,14 @@ from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 
-from .configuration import check_fields
+from .configuration import VERIFICATION, check_fields
 from .models import end_tokens, fill_token
 
 # By draft head, the tries whose tokens are all among its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
 DEFAULT_BUDGET = 512  # nodes per row, in addition to its beams
+NODES_AT_ONCE, NODES_PER_BEAM = 32, 16  # prefixes of a forward of `exact=True`; and at most, for each of those
 LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
 LARGEST_DIVISOR = math.log(1e30)  # fp32 holds scores divided by it, or by its inverse
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
@@ -58,6 +59,29 @@ def check_config(config: Any) -> None:
     if mode not in MODES:
         expected = [str(supported.value) for supported in MODES]
         raise ValueError(f"generation mode {mode.value!r}, expected one of {expected}")
+
+
+def check_exact(config: Any, nodes_at_once: Any, given: Mapping[str, Any]) -> None:
+    """Refuse options that `exact=True` does not go with; and `max_nodes` without it."""
+    if not config.exact:
+        if given.get("max_nodes") is not None:
+            raise ValueError(f"max_nodes={config.max_nodes} without exact=True, expected both: pass exact=True")
+        return
+    if nodes_at_once is not None and (not is_integer(nodes_at_once) or nodes_at_once < 2):
+        raise ValueError(
+            f"num_beams={nodes_at_once!r} with exact=True, expected 2 or more prefixes for each forward: omit it for "
+            f"{NODES_AT_ONCE}"
+        )
+    if config.do_sample or config.verification != "strict":
+        name, value = ("do_sample", True) if config.do_sample else ("verification", config.verification)
+        raise ValueError(f"{name}={value!r} with exact=True, expected none: the best items are not drawn; omit one")
+    if config.output_logits:
+        raise ValueError("output_logits=True with exact=True, expected False: there are no levels of beams; omit it")
+
+
+def exact_width(num_rows: int, vocab_size: int) -> int:
+    """How many prefixes of every row one forward of `exact=True` scores by default."""
+    return max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (num_rows * vocab_size)), 2)
 
 
 def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> None:
@@ -182,7 +206,10 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
 def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) -> dict[str, Any]:
     """What `core.plan.Options` holds of a prepared config; without `step_scores` no level's scores are kept."""
     fill, has_details = fill_token(config), bool(config.return_dict_in_generate)
-    is_relaxed = getattr(config, "verification", None) == "relaxed"
+    verification = VERIFICATION[getattr(config, "verification", None) or "strict"]
+    is_relaxed = verification.samples
+    is_ragged, is_checked = any(catalogue.trie.has_leaves[:-1]), not verification.unchecked_levels(2)
+    is_sum = not (config.do_sample or config.renormalize_logits) and config.num_beams > 1
     return {
         "num_beams": config.num_beams,
         "num_return_sequences": config.num_return_sequences,
@@ -190,10 +217,12 @@ def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) ->
         "do_sample": config.do_sample,
         "early_stopping": config.early_stopping,
         "forces_end": config.forced_eos_token_id is not None,
-        "output_scores": step_scores and has_details and bool(config.output_scores),
+        "output_scores": step_scores and has_details and not config.exact and bool(config.output_scores),
         "output_logits": has_details and bool(config.output_logits),
         "is_relaxed": is_relaxed,
+        "certifies": is_sum and is_checked and not (is_ragged and config.length_penalty < 0),
         "length_penalty": config.length_penalty,
+        "max_nodes": config.max_nodes if config.exact else 0,
         "max_new_tokens": config.max_new_tokens,
         "fill_token_id": fill,
         "missing_token_id": missing_token(catalogue, fill),

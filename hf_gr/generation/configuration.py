@@ -43,9 +43,11 @@ GR_FIELDS: dict[str, Any] = {
     "verification": None,
     "num_draft_beams": None,
     "draft_token_budget": None,
+    "exact": None,
+    "max_nodes": None,
 }
 # Of these fields and of `generate`'s arguments, what transformers' own loop has not, and what to do there.
-OF_OUR_LOOP = {"seed": "use torch.manual_seed", "generator": "use torch.manual_seed"}
+OF_OUR_LOOP = {"exact": "omit it", "seed": "use torch.manual_seed", "generator": "use torch.manual_seed"}
 SAVED_AS = "hf_gr"
 
 
@@ -105,6 +107,12 @@ class GRGenerationConfig(GenerationConfig):
             of all rows under 256 MB. If no level fits the budget, decoding is plain: `out.speculation` tells.
         num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. It never drafts
             beyond the end of the catalogue's sequences.
+        exact: True for the best `num_return_sequences` items of the whole catalogue, proven: prefixes are scored best
+            first, `num_beams` of each prompt in a forward (by default 32, or as many as keep their logits under 256
+            MB), until none that is left can hold a better item. Scores are those of a beam search. Drafts only save
+            forwards, as elsewhere. `out.num_proven` says how many answers are proven.
+        max_nodes: the most prefixes that `exact=True` scores for a prompt, by default 16 times `num_beams`; then the
+            best items found so far are the answer, and `out.num_proven` is less than `num_return_sequences`.
         forced_eos_token_id: transformers' own; used only if it is the catalogue's end token. In the longest sequences
             that token then has score 0, if `max_new_tokens` is omitted or equals their length.
         kwargs: the other arguments of `transformers.GenerationConfig`.
@@ -135,7 +143,15 @@ class GRGenerationConfig(GenerationConfig):
     def validate(self, *args: Any, **kwargs: Any) -> None:
         """Check our fields, then transformers' own; the arguments are transformers'."""
         check_fields({name: getattr(self, name) for name in GR_FIELDS})
-        super().validate(*args, **kwargs)
+        beams = self.num_beams
+        if getattr(
+            self, "exact", None
+        ):  # which may have more results than prefixes in a forward; transformers would refuse that
+            self.num_beams = max(beams or 2, self.num_return_sequences or 1)
+        try:
+            super().validate(*args, **kwargs)
+        finally:
+            self.num_beams = beams
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
@@ -150,7 +166,9 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         raise ValueError(f"drafting={fields['drafting']!r}, expected one of {DRAFTING}")
     if fields.get("verification") not in (None, *VERIFICATION):
         raise ValueError(f"verification={fields['verification']!r}, expected one of {tuple(VERIFICATION)}")
-    for name in ("num_draft_beams", "draft_token_budget"):
+    if fields.get("exact") not in (None, False, True):
+        raise ValueError(f"exact={fields['exact']!r}, expected True or False")
+    for name in ("num_draft_beams", "draft_token_budget", "max_nodes"):
         value = fields.get(name)
         if value is not None and (not is_integer(value) or value < 1):
             raise ValueError(f"{name}={value!r}, expected a positive integer or None")
@@ -160,8 +178,10 @@ def set_fields(config: Any, given: Mapping[str, Any]) -> None:
     """Give a prepared config our fields: those of the call, else its own, else the defaults."""
     for name, default in GR_FIELDS.items():
         setattr(config, name, given.get(name, getattr(config, name, default)))
-    config.verification = config.verification or ("catalogue" if config.drafting == "head" else "strict")
+    by_head = config.drafting == "head" and not config.exact
+    config.verification = config.verification or ("catalogue" if by_head else "strict")
     names = ("num_beams", "num_return_sequences", "num_assistant_tokens", "num_draft_beams", "draft_token_budget")
+    names += ("max_nodes",)
     for name in names:
         if is_integer(getattr(config, name)):  # of NumPy, too
             setattr(config, name, int(getattr(config, name)))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished, of_level, to_room, widened
-from hf_gr.core.decide import accept, best, can_change
+from hf_gr.core.decide import accept, best, can_change, proven
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
@@ -48,6 +48,7 @@ class Decoded:
     beam_indices: Int[Tensor, "rows length"]  # with the batch offset, -1 after the end
     step_scores: tuple[Float[Tensor, "paths vocab"], ...] | None  # by level; `-inf` after the end of a path
     step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None  # by level; anything after the end
+    num_proven: Int[Tensor, " batch"] | None  # first answers of a row that are proven to be the best
     speculation: Speculation
     may_be_shorter: bool = False  # whether the last columns may be empty in all rows
 
@@ -114,7 +115,8 @@ class _Search:
         """All rows at the root."""
         plan, catalogue, num_rows = self.plan, self.catalogue, len(self.plan.prompt)
         where: dict[str, Any] = {"ops": ops, "like": plan.prompt, "batch_size": num_rows}
-        beams = Beams.start(**where, width=self.first_width, independent=not plan.is_beam_search)
+        alone = not plan.is_beam_search
+        beams = Beams.start(**where, width=self.first_width, independent=alone, certifies=plan.certifies)
         finished = None
         if not plan.ends_together(is_ragged=catalogue.is_ragged):
             finished = Finished.none_yet(**where, width=plan.width, max_length=catalogue.max_length)
@@ -187,6 +189,7 @@ class _Search:
             beam_indices.flatten(0, 1),
             step_scores=self._steps("scores") if plan.output_scores else None,
             step_logits=self._steps("logits") if plan.output_logits else None,
+            num_proven=proven(state.beams, state.finished, plan, max_length=self.catalogue.max_length),
             speculation=Speculation(scorer.num_forwards, draft_forwards, **counts),
             may_be_shorter=self.catalogue.is_ragged or plan.stopping_criteria is not None,
         )
@@ -282,7 +285,7 @@ class _Search:
         """The new state in some rows, the old one in all others."""
 
         def where(new: Any, old: Any) -> Any:
-            names = [field.name for field in fields(new)][1:]
+            names = [field.name for field in fields(new)[1:] if getattr(new, field.name) is not None]
             return replace(new, **{name: rows.where(getattr(new, name), getattr(old, name)) for name in names})
 
         width, length = self.plan.width, self.catalogue.max_length

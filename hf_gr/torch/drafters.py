@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hf_gr.core import beam
@@ -91,7 +91,7 @@ class DraftSearch(ABC):
         self.plan = replace(plan, stopping_criteria=None, processor_width=plan.width)
         self.catalogue = frontier.catalogue
         self.scorer = scorer
-        self.nodes = frontier.beams  # of the last level
+        self.nodes = replace(frontier.beams, lost=None)  # of the last level
         self.dead = torch.full((), beam.DEAD, device=self.nodes.scores.device)
 
     @abstractmethod
@@ -233,13 +233,18 @@ def _all_children(
     legal: Children, wanted: Bool[Tensor, "batch children_of_all"], *, width: int, dead_state: int
 ) -> Nodes:
     """The wanted ones of all children, the first `width` of a row."""
-    num_rows, num_above, num_children = legal.shape
-    places = torch.arange(num_above * num_children, device=wanted.device).expand(num_rows, -1)
-    # Unwanted children, and those that are too many, all go to an extra column, which is dropped.
-    columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width).clamp(max=width)
-    chosen = torch.zeros((num_rows, width + 1), dtype=torch.long, device=wanted.device)
-    chosen = chosen.scatter(1, columns, places)[:, :-1]
-    parents = chosen // num_children
+    chosen, is_there = first_places(wanted, width)
     tokens, states = legal.take(chosen)
-    is_there = torch.arange(width, device=wanted.device) < wanted.sum(dim=-1, keepdim=True)
-    return Nodes(tokens, parents, torch.where(is_there, states, dead_state), is_complete=True)
+    return Nodes(tokens, chosen // legal.shape[-1], torch.where(is_there, states, dead_state), is_complete=True)
+
+
+def first_places(
+    wanted: Bool[Tensor, "batch places"], width: int
+) -> tuple[Int[Tensor, "batch width"], Bool[Tensor, "batch width"]]:
+    """The first `width` wanted places of every row, padded with others; and which are no padding."""
+    places = torch.arange(wanted.shape[1], device=wanted.device).expand(wanted.shape)
+    # Unwanted ones, and those that are too many, all go to an extra column, which is dropped.
+    columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width).clamp(max=width)
+    chosen = torch.zeros((len(wanted), width + 1), dtype=torch.long, device=wanted.device)
+    chosen = chosen.scatter(1, columns, places)[:, :-1]
+    return chosen, torch.arange(width, device=wanted.device) < wanted.sum(dim=-1, keepdim=True)

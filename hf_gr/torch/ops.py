@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "along", "arange", "argmax", "concat", "exp", "expand", "fill", "first_false", "full", "log", "log_softmax", "pad",
-    "pick", "put", "smallest", "topk", "where",
+    "pick", "put", "smallest", "topk", "topk_in_order", "where",
 ]  # fmt: skip
 
 CPU_BLOCK, CPU_BLOCKS_FROM = 64, 30_000  # candidates of a row from which blocks of them are faster (measured)
@@ -49,6 +49,13 @@ def pick(values: Tensor, places: Tensor) -> Tensor:  # noqa: D103
 
 def pad(values: Tensor, number: int, fill: bool | int | float) -> Tensor:  # noqa: D103
     return F.pad(values, (0, number), value=fill)
+
+
+def topk_in_order(keys: Tensor, numbers: Tensor, number: int) -> tuple[Tensor, Tensor]:  # noqa: D103
+    bits = keys.view(torch.int32)
+    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # as the floats are
+    places = (ascending << 32 | (2**31 - 1 - numbers)).topk(number).indices
+    return keys.gather(1, places), places
 
 
 def argmax(values: Tensor) -> Tensor:  # noqa: D103

@@ -42,6 +42,7 @@ class Speculation:
         drafted_steps: levels drafted, by row; a level may be drafted several times.
         accepted_steps: levels of a draft whose beams had all been drafted, up to the first level where one had not
             (the paper's "accept steps").
+        num_nodes: with `exact=True`, the prefixes scored after the prompt that were not drafted, by row; else None.
         chosen: the draft that `drafting="auto"` has taken: "none", "trie", "head" or "assistant"; None without "auto".
     """
 
@@ -51,6 +52,7 @@ class Speculation:
     accepted_nodes: Int[Tensor, " batch"]
     drafted_steps: Int[Tensor, " batch"]
     accepted_steps: Int[Tensor, " batch"]
+    num_nodes: Int[Tensor, " batch"] | None = None
     chosen: str | None = None
 
 
@@ -126,6 +128,7 @@ def of_rows(beams: Beams, rows: Rows, *, dead_state: int) -> Beams:
         beams.beam_indices[rows.source],
         beams.scores.masked_fill(~rows.mask, DEAD),
         beams.states.masked_fill(~rows.mask, dead_state),
+        beams.lost,
     )
 
 

@@ -138,11 +138,13 @@ def check_rows(
     num_beams: int,
     renormalize: bool = False,
     length_penalty: float = 1.0,
+    proven: list[int] | None = None,
 ) -> None:
     """Judge the generated rows of a batch, as many for every prompt: legal, of the right scores, and the right ones.
 
     `scores` are `sequences_scores`, or None if paths do not compete. Where the answer `is_exact`, it must be that of
-    the slow search; the other arguments are as in the call.
+    the slow search; of every prompt the first ones that are `proven` must be the best of all its sequences. The other
+    arguments are as in the call.
     """
     start = [model.config.decoder_start_token_id] if model.config.is_encoder_decoder else []
     each, left = divmod(len(rows), len(batch.legal))
@@ -157,6 +159,8 @@ def check_rows(
         else:
             how = {"renormalize": renormalize, "length_penalty": length_penalty}
             _judge_beams(request, found, scores[here], num_beams=num_beams, is_exact=is_exact, **how)
+            if proven is not None:
+                _judge_proof(request, found, scores[here], proven[number], **how)
 
 
 def _read(row: list[int], items: list[Any], request: Request, wanted: set[Any]) -> tuple[int, ...] | None:
@@ -211,6 +215,27 @@ def _judge_beams(
     assert same or any([one for one, _ in other] == there for other in others), (
         f"found {list(zip(there, scores, strict=False))}, expected {best}"
     )
+
+
+def _judge_proof(
+    request: Request,
+    found: list[tuple[int, ...] | None],
+    scores: list[float],
+    num_proven: int,
+    *,
+    renormalize: bool,
+    length_penalty: float,
+) -> None:
+    """The proven ones are the best of all, up to rounding; others may have the places of equal ones."""
+    ranked = {
+        sequence: sum(request.steps(sequence, renormalize=renormalize)) / len(sequence) ** length_penalty
+        for sequence in request.sequences
+    }
+    best = sorted((value for value in ranked.values() if np.isfinite(value)), reverse=True)
+    assert num_proven <= sum(sequence is not None for sequence in found)
+    for place, (score, value) in enumerate(zip(scores[:num_proven], best, strict=False)):
+        sequence: Any = found[place]
+        assert is_close(score, value, scale=len(sequence) ** -length_penalty), (place, score, value)
 
 
 def is_close(found: float, expected: float, *, scale: float) -> bool:

@@ -165,6 +165,7 @@ def check(model: Any, batch: Batch, options: Options) -> int:
         num_beams=given["num_beams"],
         renormalize=given.get("renormalize_logits", False),
         length_penalty=given.get("length_penalty", 1.0),
+        proven=None if (proven := out.get("num_proven")) is None else proven.tolist(),
     )
     is_drafted = "drafting" in given and given.get("verification") != "relaxed"
     if is_drafted and (not given["do_sample"] or given.get("seed") is not None):
@@ -195,6 +196,52 @@ def check_case(rng: np.random.Generator, drawn: tuple[str, int, str | None]) -> 
         raise
 
 
+def check_exact_case(rng: np.random.Generator, drawn: tuple[str, int, str | None]) -> int:
+    """One call with `exact=True`, also with a draft; returns how many of its answers are proven."""
+    model, catalogue = model_of(*drawn), Catalogue(rng)
+    batch = Batch.draw(rng, catalogue, sizes=(1, 2, 3, 5, 8))
+    steps = max(catalogue.index.max_length - 1, 1)
+    given = {
+        "num_beams": pick(rng, None, 2, 3, 8, 64),
+        "num_return_sequences": pick(rng, 1, 3, 10, 40),
+        "max_nodes": pick(rng, None, 10**4, steps + int(rng.integers(50))),
+        "length_penalty": pick(rng, 1.0, 1.0, 0.0, 0.5, 2.0, -1.0),
+        "renormalize_logits": bool(rng.random() < 0.3),
+        "pad_token_id": PAD,
+    }
+    drafts = Options.draft(rng, catalogue, model, drawn, may_relax=False)
+    rules = {"constraint_index": batch.index, "exclude_items": batch.excluded, "exact": True}
+    plain, drafted = (model.generate(**batch.inputs, **rules, **given, **DETAILS, **more) for more in ({}, drafts))
+    start = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
+    how = {"renormalize": given["renormalize_logits"], "length_penalty": given["length_penalty"]}
+    for out in (plain, drafted):
+        rows, scores, proven = (
+            out.sequences[:, start:].tolist(),
+            out.sequences_scores.tolist(),
+            out.num_proven.tolist(),
+        )
+        more = {"processor": None, "is_exact": False, "num_beams": 0, "proven": proven}
+        check_rows(model, batch, rows, scores, **more, **how)
+        most = [min(given["num_return_sequences"], len(set(legal))) for legal in batch.legal]
+        if given["max_nodes"] == 10**4:
+            assert proven == most
+        assert [min(number, 1) for number in most] == [
+            int(max(scores[first : first + given["num_return_sequences"]]) > -np.inf)
+            for first in range(0, len(scores), given["num_return_sequences"])
+        ], "some item, however few nodes"
+    if given["max_nodes"] == 10**4:
+        check_same(drafted, plain)
+    return sum(plain.num_proven.tolist())
+
+
+@pytest.mark.slow
+def test_exact_calls_equal_brute_force(fuzz: Any) -> None:
+    for case in fuzz:
+        drawn = draw_model(case.rng)
+        if drawn[0] not in (*NO_CACHE, *NAMES):
+            fuzz.count(calls=2, proven=check_exact_case(case.rng, drawn))
+
+
 @pytest.mark.slow
 def test_calls_equal_brute_force(fuzz: Any) -> None:
     for case in fuzz:
@@ -203,6 +250,15 @@ def test_calls_equal_brute_force(fuzz: Any) -> None:
 
 
 # By day, families whose drafts and loops differ; each with catalogues, rules, updates, options and drafts of its own.
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", ["bart", "deepseek_v3", "gemma2", "mistral", "qwen3", "t5"])
+def test_a_few_exact_calls_equal_brute_force(family: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    check_exact_case(
+        np.random.default_rng([seed, len(family)]), (family, 0, "sdpa" if family != "gemma2" else "eager")
+    )
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("family", ["bart", "bloom", "deepseek_v3", "gemma2", "gpt2", "mistral", "qwen3", "t5"])
 def test_a_few_calls_equal_brute_force(family: str, seed: int) -> None:

@@ -79,6 +79,8 @@ class Call(BaseCall):
             raise ValueError("seed and key are given, expected one of them: a key draws the seed")
         call = super().read(model, inputs, generation_config, kwargs, **shared)
         config, catalogue, prompt = call.config, call.rules.shared, call.prompt
+        if config.exact:
+            raise ValueError("exact=True, expected False in Flax: use backend='torch'")
         # The last token of a sequence is not computed.
         model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.inputs.shape[1])
         seeds = call.seeds if config.do_sample else None
@@ -146,6 +148,7 @@ class Call(BaseCall):
             "sequences": rows,
             "scores": per_path(decoded.step_scores),
             "logits": per_path(decoded.step_logits),
+            "num_proven": None if decoded.num_proven is None else decoded.num_proven[: prompt.num_rows],
             "speculation": _on_host(decoded.speculation, prompt.num_rows, self.draft),
             "seeds": None if self.seeds is None else self.seeds.tolist(),
         }
@@ -162,6 +165,7 @@ def make_plan(
 ) -> DecodePlan:
     """The options of a call; those that may change without a new program have one type for all calls."""
     num_ends, options = len(end_tokens(config)), options_of(config, catalogue, step_scores=step_scores)
+    options["certifies"] &= processors is None
     options["length_penalty"] = np.float32(options["length_penalty"] or 0.0)
     options["max_new_tokens"] = min(options["max_new_tokens"], LARGEST)
     options |= {name: np.int32(options[name]) for name in ("max_new_tokens", "fill_token_id", "missing_token_id")}

@@ -27,6 +27,7 @@ class FlaxGenerateOutput(WithItems, ModelOutput):
         attentions: None.
         hidden_states: None.
         past_key_values: None: the prompt's keys live inside the program.
+        num_proven: by prompt, how many of its first answers are proven to be the best of its catalogue.
         speculation: the number of forwards, and what was scored ahead.
         seeds: of the prompts' samples, if any were drawn.
     """
@@ -39,6 +40,7 @@ class FlaxGenerateOutput(WithItems, ModelOutput):
     attentions: Any = None
     hidden_states: Any = None
     past_key_values: Any = None
+    num_proven: Int[Array, " batch"] | None = None
     speculation: Speculation | None = None
     seeds: list[int] | None = None
 

@@ -113,7 +113,7 @@ class Call(BaseCall):
             call = replace(call, drafts={None: KINDS[None](model, config)})
         given = vars(config) | {"seed": shared["seed"], "generator": generator}
         for name, fix in OF_OUR_LOOP.items():
-            if not is_ours and given[name] is not None:
+            if not is_ours and given[name] is not None and given[name] is not False:
                 raise ValueError(f"{name} is given, expected None in transformers' loop: {fix}")
         return replace(call, inputs=inputs, passed_on=passed_on, generator=generator, several=several, is_ours=is_ours)
 
@@ -152,6 +152,8 @@ class Call(BaseCall):
             why = f"{type(self.model).__name__} cannot score the nodes of a tree"
         elif angles == "longrope":  # transformers reads the prompt again
             why = "rope_type='longrope', and only the prompt is within original_max_position_embeddings"
+        elif self.config.exact and angles:  # prefixes of several lengths would be read at the angles of the longest
+            why = f"rope_type={angles!r}, for more tokens than max_position_embeddings"
         elif unknown := every_step_may_read(self.model, self.model_kwargs):
             why = f"{', '.join(unknown)}: not known to matter to the prompt alone"
         else:
@@ -167,6 +169,8 @@ class Call(BaseCall):
         kind, config.cache_implementation = config.cache_implementation, None
         if kind not in (None, "dynamic", "static"):
             say_once(f"cache_implementation={kind!r} is not used: beams share a dynamic one")
+        if config.exact:
+            config.renormalize_logits = None  # the search does it
         config.forced_eos_token_id = None  # the loop itself forces it, which spares work as wide as the vocabulary
         # The place of this processor among the others is where transformers applies constraints.
         prefix_function = {"prefix_allowed_tokens_fn": self.passed_on["prefix_allowed_tokens_fn"] or _no_constraint}
@@ -201,6 +205,7 @@ class Call(BaseCall):
             "scores": decoded.step_scores,
             "logits": decoded.step_logits,
             "past_key_values": search.prompts.cache,
+            "num_proven": decoded.num_proven,
             "speculation": replace(decoded.speculation, chosen=search.draft.chosen),
             "seeds": None if noise is None else (noise.seeds if self.seeds is None else self.seeds).tolist(),
         }
@@ -237,8 +242,17 @@ class Call(BaseCall):
         elif config.do_sample:
             device, shape = input_ids.device, input_ids.shape[:1]
             noise = Noise(torch.randint(2**63 - 1, shape, generator=self.generator, device=device))
+        options = options_of(config, self.rules.shared, step_scores=self.step_scores)
+        options["certifies"] &= not (before or after or stop)
+        if config.exact:
+            options["renormalizes"] = config.renormalize_logits is True
+            if others := [*before, *after, *stop]:
+                raise ValueError(
+                    f"{type(others[0]).__name__} with exact=True, expected neither logits processors nor stopping "
+                    "criteria, after which a prefix may be less probable than an item below it: omit it"
+                )
         return DecodePlan(
-            **options_of(config, self.rules.shared, step_scores=self.step_scores),
+            **options,
             prompt=input_ids,
             processors=(before, after) if before or after else None,
             tokens_per_beam=tokens_per_beam,

@@ -249,6 +249,7 @@ def obstacle_of(prepared: Prepared, search: Search) -> str | None:
         "logits processors": _warpers_of(plan) is None,
         "stopping criteria": plan.stopping_criteria is not None,
         "output_scores or output_logits of every step": plan.keeps_steps,
+        "exact=True": plan.max_nodes > 0,
         "synced_gpus": prepared.synced_gpus,
     }
     return next((name for name, is_there in found.items() if is_there), None)

@@ -25,6 +25,7 @@ from hf_gr.generation.checks import refuse_without_catalogue
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.internals import Overrides
 from hf_gr.generation.named_catalogues import index_of_call
+from hf_gr.torch.best_first import best_first
 from hf_gr.torch.decode import decode
 from hf_gr.torch.draft_head import DraftHead
 
@@ -99,6 +100,13 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         Returns:
             As in transformers: a tensor, or with `return_dict_in_generate` an output object. If fewer legal sequences
             exist than requested, the rest are rows of `pad_token_id` (after the prompt) with score `-inf`. The
+            object's `num_proven` (`[B]`, integers) says how many of a prompt's first answers are certainly the best of
+            its catalogue, rules and exclusions included: no item scores better than a prefix of it, and these score
+            better than every prefix that was cut. A difference within rounding (1e-6 of a score, at least 1e-6, for
+            every token) proves nothing; in bfloat16 the model's own scores depend on the batch by more than that, and
+            the proof is about those of this call. It is None for samples and greedy decoding, `renormalize_logits`,
+            logits processors (which may raise scores), stopping criteria, sequences of several lengths with a negative
+            `length_penalty`, and in transformers' loop; `exact=True` gives the best items themselves. The
             object's `item_ids` are a list of items for every row, `index.items` of its generated tokens. Its
             `speculation` counts forwards and nodes scored ahead, and its `seeds` are those of the samples, one for
             each prompt (both None in transformers' loop). Its `past_key_values` is the prompt's cache, ready for
@@ -166,7 +174,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         search = draft_of(call.drafts, prepared).start(prepared)
         decoded = decode_captured(self, prepared, search) if prepared.is_static else None
         if decoded is None:
-            decoded = decode(search.scorer, search.catalogue, prepared.plan, search.drafter)
+            loop: Any = best_first if call.config.exact else decode
+            decoded = loop(search.scorer, search.catalogue, prepared.plan, search.drafter)
         else:
             search = replace(search, drafter=None)  # a captured decode has none
         return call.answer(prepared, search, decoded)

@@ -1,12 +1,13 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' outputs of `generate`, plus `speculation`, `seeds` and `item_ids`."""
+"""transformers' outputs of `generate`, plus `num_proven`, `speculation`, `seeds` and `item_ids`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from transformers.generation import (
     GenerateBeamDecoderOnlyOutput,
     GenerateBeamEncoderDecoderOutput,
@@ -20,6 +21,7 @@ from hf_gr.torch.speculation import Speculation
 
 @dataclass
 class _Ours(WithItems):
+    num_proven: Tensor | None = None  # by prompt, how many of its first answers are the best of its catalogue
     speculation: Speculation | None = None  # forwards, and nodes scored ahead
     seeds: list[int] | None = None  # of samples
 

@@ -1,0 +1,167 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Best-first search: the best items of a whole catalogue, and how many of them are proven. Knows no model.
+
+A prefix is at least as probable as every item below it: terms of a score are log-probabilities, which are never
+positive. So prefixes are scored best first, some of every row in one forward, and a row is done once no prefix that is
+left can hold a better item than the worst of those to return. What was left, or never fitted, bounds what was missed.
+
+Axes: B batch, N prefixes, M of them scored in one forward, C children, L tokens of the longest sequence, S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+
+from .beam import DEAD, Candidates, margin
+from .ops import Array
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Some prefixes or complete sequences of every row; a key of `-inf` stands for none."""
+
+    ops: Any  # of the backend that made the arrays
+    keys: Float[Array, "batch prefixes"]  # what no item below one exceeds; of an item its own, by which they rank
+    scores: Float[Array, "batch prefixes"]  # sums of log-probabilities
+    states: Int[Array, "batch prefixes"]  # trie nodes
+    depths: Int[Array, "batch prefixes"]  # tokens of each
+    sequences: Int[Array, "batch prefixes length"]  # anything after those
+    slots: Int[Array, "batch prefixes slots"]  # where the keys of all shorter prefixes of it are, the longest last
+
+    @classmethod
+    def none(cls, ops: Any, like: Array, *, batch_size: int, number: int, max_length: int, no_slot: int) -> Prefixes:
+        """No prefixes; each is the root, of score 0."""
+        nothing = ops.full((batch_size, number), 0, like)
+        return cls(
+            ops,
+            keys=ops.full((batch_size, number), DEAD, like),
+            scores=ops.full((batch_size, number), 0.0, like),
+            states=nothing,
+            depths=nothing,
+            sequences=ops.full((batch_size, number, max_length), 0, like),
+            slots=ops.full((batch_size, number, max(max_length - 1, 0)), no_slot, like),
+        )
+
+    def take(self, places: Int[Array, "batch taken"]) -> Prefixes:
+        """These prefixes of every row."""
+        return self._of(*(self.ops.along(value, places) for value in self._values))
+
+    def where(self, flags: Bool[Array, "batch prefixes"], others: Prefixes) -> Prefixes:
+        """These prefixes where a flag is true, others elsewhere."""
+        ops = self.ops
+        return self._of(
+            *(
+                ops.where(flags if mine.ndim == flags.ndim else flags[..., None], mine, other)
+                for mine, other in zip(self._values, others._values, strict=True)
+            )
+        )
+
+    @property
+    def _values(self) -> tuple[Array, ...]:
+        return self.keys, self.scores, self.states, self.depths, self.sequences, self.slots
+
+    def _of(self, *values: Array) -> Prefixes:
+        return Prefixes(self.ops, *values)
+
+
+@dataclass(frozen=True)
+class Below:
+    """All children of the prefixes of a forward, padded to C."""
+
+    parents: Prefixes
+    trails: Int[Array, "batch prefixes slots"]  # the slots of each parent's keys and of those before it
+    children: Candidates
+    scores: Float[Array, "batch prefixes children"]  # cumulative; anything where there is no child
+    inner: Float[Array, "batch prefixes children"]  # keys of those with children of their own, `-inf` elsewhere
+    ended: Float[Array, "batch prefixes children"]  # keys of complete sequences, `-inf` elsewhere
+
+    def take(self, places: Int[Array, "batch taken"], keys: Float[Array, "batch taken"]) -> Prefixes:
+        """The children at places among all of a row, under these keys."""
+        parents, num_children = self.parents, self.scores.shape[-1]
+        ops, above = parents.ops, places if num_children == 1 else places // num_children
+        tokens, states = self.children.take(places)
+        depths, sequences = ops.along(parents.depths, above), ops.along(parents.sequences, above)
+        is_next = ops.arange(sequences.shape[-1], depths) == depths[..., None]
+        return Prefixes(
+            ops,
+            keys=keys,
+            scores=ops.along(self.scores.reshape(len(keys), -1), places),
+            states=states,
+            depths=depths + 1,
+            sequences=ops.where(is_next, ops.expand(tokens[..., None], sequences.shape), sequences),
+            slots=ops.along(self.trails, above),
+        )
+
+    def without(self, places: Int[Array, "batch taken"], flags: Bool[Array, "batch taken"]) -> Below:
+        """The same, where inner children at some places, of those with a flag, are no candidates."""
+        ops, (batch_size, *shape) = self.parents.ops, self.inner.shape
+        keys = ops.pad(self.inner.reshape(batch_size, -1), 1, DEAD)
+        places = ops.where(flags, places, ops.full(places.shape, keys.shape[1] - 1, places))
+        return replace(self, inner=ops.put(keys, places, DEAD)[:, :-1].reshape(batch_size, *shape))
+
+
+def next_prefixes(
+    waiting: Prefixes, found: Prefixes, *, number: int, left: Int[Array, "batch 1"], max_length: int
+) -> tuple[Int[Array, "batch number"], Bool[Array, "batch number"]]:
+    """The places of the best prefixes that may hold an item worth finding, best first; and which there are.
+
+    `left` is how many a row may still score; those that could not be completed by so many are not scored, so that the
+    work ends like a beam search.
+    """
+    ops, worst = waiting.ops, found.keys[:, -1:]
+    is_needed = waiting.keys >= worst - margin(worst, max_length)  # or the worst could not be proven
+    is_needed = is_needed & (waiting.depths >= max_length - left // number)
+    keys, places = ops.topk(ops.fill(waiting.keys, ~is_needed, DEAD), number)
+    return places, (keys > DEAD) & (ops.arange(number, places) < left)
+
+
+def taken_out(waiting: Prefixes, places: Int[Array, "batch number"], flags: Bool[Array, "batch number"]) -> Prefixes:
+    """The prefixes that wait without those at some places that have a flag."""
+    ops = waiting.ops
+    keys = ops.pad(waiting.keys, 1, DEAD)
+    places = ops.where(flags, places, ops.full(places.shape, keys.shape[1] - 1, places))
+    return replace(waiting, keys=ops.put(keys, places, DEAD)[:, :-1])
+
+
+def with_best(
+    waiting: Prefixes, below: Below, lost: Float[Array, "batch 1"]
+) -> tuple[Prefixes, Float[Array, "batch 1"]]:
+    """The best of those that wait and of inner children, as many as before; and the best key that was ever lost."""
+    ops, number = waiting.ops, waiting.keys.shape[1]
+    keys, places = ops.topk(ops.concat([waiting.keys, below.inner.reshape(len(lost), -1)], 1), number + 1)
+    lost = ops.topk(ops.concat([lost, keys[:, number:]], 1), 1)[0]
+    return _merged(waiting, below, places[:, :number], keys[:, :number]), lost
+
+
+def with_ended(found: Prefixes, below: Below) -> Prefixes:
+    """The best of the sequences found and of complete children; equal ones in the order of their nodes."""
+    ops, ended = found.ops, below.ended
+    flat = ended.reshape(len(ended), -1)
+    states = below.children.take(ops.expand(ops.arange(flat.shape[1], found.states), flat.shape))[1]
+    keys, places = ops.topk_in_order(
+        ops.concat([found.keys, flat], 1), ops.concat([found.states, states], 1), found.keys.shape[1]
+    )
+    return _merged(found, below, places, keys)
+
+
+def _merged(
+    prefixes: Prefixes, below: Below, places: Int[Array, "batch _"], keys: Float[Array, "batch _"]
+) -> Prefixes:
+    """What is at places among prefixes, and after them all children."""
+    number, last = prefixes.keys.shape[1], below.scores.shape[1] * below.scores.shape[2] - 1
+    new = below.take((places - number).clip(0, last), keys)
+    old = replace(prefixes.take(places.clip(0, number - 1)), keys=keys)
+    return new.where(places >= number, old)
+
+
+def num_proven(
+    found: Prefixes, waiting: Prefixes, lost: Float[Array, "batch 1"], *, max_length: int
+) -> Int[Array, " batch"]:
+    """How many of a row's first sequences have larger keys than anything that was left or lost."""
+    ops = found.ops
+    bound = ops.topk(ops.concat([waiting.keys, lost], 1), 1)[0]
+    return ((found.keys > DEAD) & (found.keys - margin(found.keys, max_length) >= bound)).sum(-1)

@@ -1,0 +1,164 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`exact=True` and `num_proven`. Answers against brute force, over families, rules and options: tests/fuzz."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import EOS, build, prompts
+from table_scorers import LONGEST, VOCABULARY, TableModel, catalogue_of, make_plan, random_rows, tables
+
+from hf_gr import ConstraintIndex, GRGenerationConfig, enable
+from hf_gr.torch.decode import decode
+
+ROWS = np.unique(np.random.default_rng(0).integers(3, 40, size=(400, 4)), axis=0)
+INDEX = ConstraintIndex.from_sequences(ROWS)
+RAGGED = ConstraintIndex.from_sequences([row[: 1 + n % 4].tolist() for n, row in enumerate(ROWS)], eos_token_id=EOS)
+DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+TEN = {"num_return_sequences": 10, **DETAILS}
+
+
+@cache
+def model_of(*, scale: float = 1.0) -> Any:
+    model = enable(build("qwen3"))
+    for weight in model.parameters():
+        weight.data *= scale
+    return model
+
+
+def generate(index: ConstraintIndex = INDEX, *, scale: float = 1.0, **kwargs: Any) -> Any:
+    inputs = prompts(3, 6, padded=True)
+    return model_of(scale=scale).generate(**inputs, constraint_index=index, **kwargs)
+
+
+def every(index: ConstraintIndex) -> Any:
+    """All items by a search that cuts nothing."""
+    return generate(index, num_beams=400, **TEN)
+
+
+@pytest.mark.parametrize("index", [INDEX, RAGGED])
+@pytest.mark.parametrize("drafting", [None, "trie"])
+@pytest.mark.parametrize("num_beams", [None, 2, 7])
+def test_the_answer_is_that_of_a_search_that_cuts_nothing(index: Any, drafting: Any, num_beams: Any) -> None:
+    found, best = (
+        generate(index, exact=True, drafting=drafting, num_beams=num_beams, max_nodes=2000, **TEN),
+        every(index),
+    )
+    assert found.sequences.tolist() == best.sequences.tolist()
+    torch.testing.assert_close(found.sequences_scores, best.sequences_scores, atol=1e-4, rtol=0)
+    assert found.num_proven.tolist() == best.num_proven.tolist() == [10] * len(found.num_proven)
+    assert found.item_ids == best.item_ids
+
+
+def test_few_nodes_find_items_and_prove_only_what_is_true() -> None:
+    best = every(INDEX).sequences_scores.view(-1, 10)
+    for max_nodes in (3, 10, 40, 100):
+        out = generate(exact=True, max_nodes=max_nodes, **TEN)
+        scores = out.sequences_scores.view(-1, 10)
+        assert (scores[:, 0] > -torch.inf).all()
+        assert (out.speculation.num_nodes <= max_nodes).all()
+        for row, number in enumerate(out.num_proven.tolist()):
+            torch.testing.assert_close(scores[row, :number], best[row, :number], atol=1e-4, rtol=0)
+    assert (out.num_proven < 10).any()
+
+
+@pytest.mark.parametrize("drafting", [None, "trie"])
+def test_equal_items_stand_in_the_order_of_their_tokens(drafting: Any) -> None:
+    out = generate(scale=0.0, exact=True, drafting=drafting, max_nodes=2000, **TEN)
+    assert out.sequences[:10, -4:].tolist() == ROWS[:10].tolist()
+    assert out.num_proven.tolist() == [10] * len(out.num_proven)
+
+
+def test_a_beam_search_that_cuts_a_better_beginning_proves_less() -> None:
+    """The second beam of level 1 leads to the best item; one beam too few cuts it."""
+    two: dict[str, Any] = {"num_return_sequences": 2, **DETAILS}
+    proven = [generate(num_beams=number, **two).num_proven for number in (2, 400)]
+    assert proven[1].tolist() == [2, 2, 2]
+    assert proven[0].tolist() != [2, 2, 2]
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("length_penalty", [0.0, 0.3, 1.0])
+def test_what_beams_prove_is_true(early_stopping: Any, length_penalty: float) -> None:
+    """Against all sequences, of several lengths: some end, or are cut, before better ones are complete."""
+    counts = torch.zeros(4, dtype=torch.long)
+    for seed in range(30):
+        rng = random.Random(seed)
+        rows = random_rows(rng, rng.choice((5, 30)), ragged=True, length=LONGEST - 1)
+        logits, index = tables(seed, 20, scale=5.0), ConstraintIndex.from_sequences(rows, eos_token_id=0)
+        how = {"length_penalty": length_penalty, "early_stopping": early_stopping, "certifies": True}
+        plan = make_plan(20, rng.choice((3, 4)), num_return_sequences=3, **how)
+        out = decode(TableModel(logits, 20)(), catalogue_of(index), plan)
+        of_items = []
+        for row in {tuple(row) for row in rows}:
+            score, prefix = torch.zeros(20), 0
+            for depth, token in enumerate((*row, 0)):
+                score += logits[depth][:, prefix].log_softmax(-1)[:, token]
+                prefix = prefix * VOCABULARY + token
+            of_items.append(score / (len(row) + 1) ** length_penalty)
+        best = torch.stack(of_items).T.topk(min(3, len(of_items))).values
+        for found, expected, number in zip(out.scores.view(20, 3), best, out.num_proven, strict=True):
+            torch.testing.assert_close(found[:number], expected[:number], atol=1e-4, rtol=0)
+        counts += torch.bincount(out.num_proven, minlength=4)
+    assert counts.min() > 5, "some lists are proven, others in part or not at all"
+
+
+@pytest.mark.parametrize(
+    ("index", "kwargs"),
+    [
+        (INDEX, {"num_beams": 4, "do_sample": True}),
+        (INDEX, {"num_beams": 4, "renormalize_logits": True}),
+        (INDEX, {"num_beams": 4, "repetition_penalty": 1.5}),
+        (INDEX, {"num_beams": 1}),
+        (RAGGED, {"num_beams": 4, "length_penalty": -1.0}),
+    ],
+)
+def test_no_certificate_where_a_prefix_bounds_nothing(index: Any, kwargs: dict[str, Any]) -> None:
+    assert generate(index, **kwargs, **DETAILS).num_proven is None
+
+
+def test_a_cache_and_rules_and_a_config() -> None:
+    inputs, model = prompts(3, 6, padded=True), model_of()
+    config = GRGenerationConfig(exact=True, num_return_sequences=3, **DETAILS)
+    plain = model.generate(**inputs, constraint_index=INDEX, generation_config=config)
+    again = model.generate(
+        **inputs, constraint_index=INDEX, past_key_values=plain.past_key_values, generation_config=config
+    )
+    assert again.sequences.tolist() == plain.sequences.tolist()
+    gone = [items for items, *_ in plain.item_ids[::3]]
+    others = model.generate(
+        **inputs, constraint_index=INDEX, exclude_items=[[item] for item in gone], generation_config=config
+    )
+    assert [row for n, row in enumerate(others.item_ids) if n % 3 < 2] == [
+        row for n, row in enumerate(plain.item_ids) if n % 3
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"exact": "yes"}, "exact='yes', expected True or False"),
+        ({"exact": True, "do_sample": True}, "do_sample=True with exact=True"),
+        ({"exact": True, "num_beams": 1}, "num_beams=1 with exact=True, expected 2 or more"),
+        ({"exact": True, "max_nodes": 2}, "max_nodes=2, expected at least 3"),
+        ({"exact": True, "max_nodes": 0}, "max_nodes=0, expected a positive integer"),
+        ({"max_nodes": 9}, "max_nodes=9 without exact=True"),
+        ({"exact": True, "output_logits": True}, "output_logits=True with exact=True"),
+        ({"exact": True, "repetition_penalty": 1.5}, "RepetitionPenalty.* with exact=True"),
+        ({"exact": True, "verification": "relaxed"}, "with exact=True"),
+        ({"exact": True, "use_cache": False}, "exact is given, expected None in transformers' loop"),
+        (
+            {"exact": True, "stopping_criteria": [lambda ids, scores: ids[:, 0] > 0]},
+            "with exact=True, expected neither",
+        ),
+    ],
+)
+def test_refusals(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(**kwargs)
