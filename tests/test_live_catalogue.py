@@ -147,7 +147,7 @@ def test_another_index_keeps_the_type_of_ids(caplog: pytest.LogCaptureFixture) -
     assert catalogue.edition is edition
     assert (edition.version, edition.index.item_ids, edition.rules["sweet"].item_ids) == (2, ["jam", "tea"], ["jam"])
     assert "rule 'sweet' has lost 1 item" in caplog.text
-    assert "not everybody was told of catalogue version 2" in caplog.text
+    assert "on_change failed for catalogue version 2" in caplog.text
     with pytest.raises(ValueError, match="the index has item ids of integers, expected strings"):
         catalogue.swap(ConstraintIndex.from_sequences([[1], [2]], item_ids=[1, 2]))
     assert catalogue.edition is edition

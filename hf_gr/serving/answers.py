@@ -94,7 +94,7 @@ class Batch:
         seconds: it took.
         predicted_seconds: it was expected to take.
         num_cached_tokens: of prompts that were not computed, since their keys were cached.
-        target_forwards: forwards of the model besides the prefill; None if unknown.
+        target_forwards: forwards of the model after the prefill; None if unknown.
         accepted: drafted steps that were accepted, all requests together; None without drafts.
     """
 

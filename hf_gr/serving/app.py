@@ -86,13 +86,12 @@ def make_app(
     warm-up. When it ends, it lets the engine finish what is in flight.
 
     Args:
-        engine: an `Engine`, or any object with its methods.
-        api_key: for questions, sent as `Authorization: Bearer KEY`; without one anybody may ask.
-        admin_key: for changes of the catalogue, and for questions; without one nobody may change it if there is an
-            `api_key`; otherwise anybody may who asks neither through a proxy nor from another site's page.
+        engine: an `Engine`, or any object with its methods and attributes.
+        api_key: for questions, sent as `Authorization: Bearer KEY`; without one anyone may ask.
+        admin_key: for changes of the catalogue, and for questions. Without one the catalogue is read-only if there is
+            an `api_key`; otherwise it can be changed, but not through a proxy, nor from another site's page.
         is_read_only: the catalogue cannot be changed.
-        is_public: where no key is needed for changes, they may come from everywhere: of a demonstration, behind a
-            proxy.
+        is_public: changes that need no key may come from anywhere: for a demonstration behind a proxy.
         takes_indexes: `PUT /v1/catalogue` is there, which loads any index of the Hub or of this machine.
         titles: of items by id, as strings, for the page at `/page/`; `{}` for a page with ids, None for no page.
         limits: of what one client may take.
@@ -265,7 +264,7 @@ def _add_catalogue(
             tags=["catalogue"],
         )(change)
 
-    about = "Add and remove items, set and delete rules: all in one step, or nothing. Later answers know of it."
+    about = "Add and remove items, set and delete rules: all in one step, or nothing. Later answers are made with it."
     add("PATCH", CataloguePatch, lambda catalogue, body: catalogue.apply(Update.from_dict(body.model_dump())), about)
     if takes_indexes:
         about = "Another index in place of this one. Requests in flight are answered from the old one."

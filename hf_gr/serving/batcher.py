@@ -207,8 +207,8 @@ class Batcher:
         self._num_batches += 1
         weight = max(PACE, 1.0 / (1 + self._num_batches))  # the first batches may be unlike those of the warm-up
         self.pace += weight * (min(max(pace, FASTEST_PACE), SLOWEST_PACE) - self.pace)
-        # One that is not full costs more by the token: if it took less, the estimate is too high, and might refuse
-        # those that would fill batches for ever.
+        # A batch that is not full costs more a token. If it took less, the estimate is too high, and would go on
+        # refusing the requests that fill batches.
         per_token = took / sum(job.tokens for job in batch)
         if is_full or per_token < self.seconds_per_token:
             self.seconds_per_token += weight * (per_token - self.seconds_per_token)

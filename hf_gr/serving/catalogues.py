@@ -103,12 +103,12 @@ class LiveCatalogue:
         """Begin with an index as it is now, or with what a log says.
 
         Args:
-            index: later changes of it are not seen. None where the log has one.
+            index: copied: changing it later has no effect. None where the log has one.
             rules: item ids by name.
             version: of what is given.
-            log: the truth, shared with other processes. The other arguments begin an empty log; of one that is not
-                empty, they are not looked at.
-            check: sees every new index before anybody is served from it, and raises ValueError to refuse the update:
+            log: the truth, shared with other processes. The other arguments begin an empty log, and are ignored for
+                any other.
+            check: sees every new index before it serves a request, and raises ValueError to refuse the update:
                 a token that the model lacks would fail the requests of all. May be set later.
 
         Raises:
@@ -268,8 +268,8 @@ class LiveCatalogue:
     def _told(self, edition: Edition) -> Edition:
         try:
             self.on_change(edition)
-        except Exception:  # the change is made, whoever hears of it
-            logger.exception("not everybody was told of catalogue version %d", edition.version)
+        except Exception:  # the change stays made
+            logger.exception("on_change failed for catalogue version %d", edition.version)
         return edition
 
     def _follow(self, stop: Event, seconds: float) -> None:

@@ -20,7 +20,7 @@ _FORM = re.compile(
     r", expected (?P<expected>.*?)(?:: (?P<fix>.*))?",
     re.DOTALL,
 )
-CLIENT_GONE = 499  # nginx's number; nobody reads the answer
+CLIENT_GONE = 499  # nginx's number; the answer is not read
 RETRY_UNREADY = 1.0  # seconds
 LONGEST_VALUE = 200  # characters of a wrong value that an error repeats
 
@@ -46,7 +46,7 @@ class Errors(BaseModel):
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 class Refused(Exception):

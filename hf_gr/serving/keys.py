@@ -30,7 +30,7 @@ def check_keys(**keys: str | None) -> None:
 def make_checks(
     api_key: str | None, admin_key: str | None, *, is_read_only: bool, is_public: bool
 ) -> tuple[list[Any], list[Any]]:
-    """Dependencies of endpoints for questions and for changes; none where anybody may."""
+    """Dependencies of endpoints for questions and for changes; none where no key is needed."""
     bearer = HTTPBearer(auto_error=False, description="Authorization: Bearer KEY")
     is_read_only = is_read_only or (admin_key is None and api_key is not None)
 

@@ -71,6 +71,6 @@ class Metrics(Observer):
         self._responses.labels(path, status).inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All of it, and its content type, as a scraper's header Accept wants it."""
+        """All metrics, and their content type by the scraper's header Accept."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type

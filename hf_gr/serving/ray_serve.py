@@ -63,7 +63,7 @@ def build(args: Mapping[str, Any]) -> Any:
             catalogue cannot be changed; `engine`, further arguments of `Engine`. For several models make several
             applications.
 
-    The environment of the replicas has the keys: HF_GR_API_KEY for questions, without which anybody may ask, and
+    The environment of the replicas has the keys: HF_GR_API_KEY for questions, without which anyone may ask, and
     HF_GR_ADMIN_KEY for changes of the catalogue, without which it cannot be changed.
 
     Raises:

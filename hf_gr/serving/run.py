@@ -127,10 +127,10 @@ class DrainingServer(uvicorn.Server):
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 whose patience ends.
+    """HTTP/1.1 with time limits for clients.
 
-    A client is cut that does not finish a request's first lines, or does not take its answers: to close its connection
-    would be to wait for it.
+    The connection of a client that does not finish a request's first lines, or does not read its answers, is aborted:
+    closing it would wait for the client.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -148,7 +148,7 @@ class PatientProtocol(H11Protocol):
             self._expect("head", HEAD_TIMEOUT)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is waited for any more."""
+        """Stop waiting."""
         self._stop("head")
         self._stop("reading")
         super().connection_lost(exc)

@@ -47,7 +47,7 @@ class Edition:
     """The catalogue of one moment, with which a whole batch is answered: its rules are named views of the index."""
 
     version: int  # counts updates
-    index: ConstraintIndex  # which nobody changes; histories may still name items that were removed
+    index: ConstraintIndex  # never changed; histories may still name items that were removed
     rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
 
 
@@ -166,7 +166,7 @@ class UpdateLog:
         snapshot = base.index.snapshot
         whole = replace(snapshot, alive=None)
         removed = np.flatnonzero(~whole.flags_of(snapshot)).tolist()
-        folder = self._folder(base.version)  # which nobody reads before `LOG_FILE` names it
+        folder = self._folder(base.version)  # not read before `LOG_FILE` names it
         ConstraintIndex(whole).save_pretrained(folder)
         rules = {name: np.asarray(view.item_ids, dtype=object).tolist() for name, view in base.rules.items()}
         with replaced_file(folder / STATE_FILE) as file:

@@ -57,7 +57,7 @@ class Workers(ThreadPoolExecutor):
 
         try:
             futures = [self.submit(run_together) for _ in range(self.count)]
-        except RuntimeError:  # the workers are being closed: those that wait for the others would wait for ever
+        except RuntimeError:  # the workers are being closed: those that wait for others would wait forever
             together.abort()
             raise
         return [future.result() for future in futures]

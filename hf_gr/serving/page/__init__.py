@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page to try a server with: a history by titles, beams as a tree, rules, changes of the catalogue, times.
 
-It asks the same endpoints as everybody; of its own it has the titles of items. Needs `pip install "hf-gr[serve]"`.
+It uses the public endpoints; of its own it has the titles of items. Needs `pip install "hf-gr[serve]"`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def find_titles(titles: Path | None, model: Any) -> dict[str, str]:
     """Titles from a file, or from the model's folder, if it has some; otherwise none, and ids are shown."""
     if titles is not None:
         return read_titles(titles)
-    beside = Path(str(model)) / TITLES
-    return read_titles(beside) if beside.is_file() else {}
+    own = Path(str(model)) / TITLES
+    return read_titles(own) if own.is_file() else {}
 
 
 class Names:
