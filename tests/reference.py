@@ -12,37 +12,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ItemId = int | str
 ScoreFunction = Callable[[tuple[int, ...]], npt.NDArray[np.floating]]
 
 
 class ReferenceTrie:
     """What follows each prefix, and the items that end with it, with the meanings of `ConstraintIndex`."""
 
-    def __init__(
-        self,
-        sequences: Iterable[Sequence[int]],
-        item_ids: Iterable[ItemId] | None = None,
-        eos_token_id: int | None = None,
-    ) -> None:
-        """Insert sequences one by one, with the end token where they lack it; row numbers are the items by default."""
+    def __init__(self, sequences: Iterable[Sequence[int]], eos_token_id: int | None = None) -> None:
+        """Insert sequences one by one, with the end token where they lack it; row numbers are the items."""
         self.eos_token_id = eos_token_id
         self._next: dict[tuple[int, ...], set[int]] = {}
-        self._items: dict[tuple[int, ...], list[ItemId]] = {}
-        rows = [tuple(sequence) for sequence in sequences]
-        for row, item in zip(rows, range(len(rows)) if item_ids is None else item_ids, strict=True):
+        self._items: dict[tuple[int, ...], list[int]] = {}
+        for item, row in enumerate(map(tuple, sequences)):
             tokens = row if eos_token_id is None or row[-1] == eos_token_id else (*row, eos_token_id)
             for length, token in enumerate(tokens):
                 self._next.setdefault(tokens[:length], set()).add(token)
-            items = self._items.setdefault(tokens, [])
-            if item not in items:
-                items.append(item)
+            self._items.setdefault(tokens, []).append(item)
 
     def allowed(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending."""
         return sorted(self._next.get(tuple(prefix), ()))
 
-    def items(self, row: Sequence[int]) -> list[ItemId]:
+    def items(self, row: Sequence[int]) -> list[int]:
         """The items of a generated row; what follows a complete sequence, or a negative token, is padding."""
         found: tuple[int, ...] = ()
         for token in row:

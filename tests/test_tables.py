@@ -39,7 +39,6 @@ from hf_gr.training import read_histories  # noqa: E402
 Rows = list[list[int]]
 ROWS: Rows = [[5, 7, 1], [5, 8], [6], [0, 0, 40_000]]
 NUMBERS = [30, 10, -2, 2**40]
-TEXTS = ["ham", "jam, red", 'yam "raw"', "007"]
 FORMATS = ("parquet", "csv", "jsonl")
 LEVELS = ("c0", "c1", "c2", "c3", "c4")
 
