@@ -208,7 +208,7 @@ def test_an_upload_that_fails_leaves_the_repository_as_before(
     before, files = hub.commit("me/catalogue"), hub.files("me/catalogue")
     method, pattern, fault = UPLOAD_FAULTS[name]
     hub.fail(method, pattern, times=99, **fault)
-    said = r"me/catalogue is as before, .*safetensors.*: push again" if "upload" in name else None
+    said = r"me/catalogue is unchanged: .*safetensors.*: push again" if "upload" in name else None
     with pytest.raises(ConnectionError if said else HTTPError, match=said):
         other_index().push_to_hub("me/catalogue")
     assert (hub.commit("me/catalogue"), hub.files("me/catalogue")) == (before, files)
@@ -389,7 +389,7 @@ def test_a_command_that_the_hub_fails_says_so_on_one_line(hub: HubServer, waits:
     pushing = ("push", tmp_path / "catalogue", "me/catalogue")
     for arguments, told, (method, pattern, fault) in (
         (("show", "me/catalogue"), "did not arrive", ("GET", "^/objects/", {"after": 10})),
-        (pushing, "me/catalogue is as before", UPLOAD_FAULTS["upload cut"]),
+        (pushing, "me/catalogue is unchanged", UPLOAD_FAULTS["upload cut"]),
         (pushing, "the Hub did not take me/catalogue", UPLOAD_FAULTS["commit cut"]),
     ):
         hub.fail(method, pattern, times=99, **fault)

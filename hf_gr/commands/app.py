@@ -98,7 +98,7 @@ def demo(
     semantic ID, trains a small Qwen3 on the histories of 671 users (a minute or two), and saves the model and its
     catalogue. Then loads both and prints: recommendations for some users; how often a user's last film is among the
     10 recommended ones, against popular films and films that go with those of the history; how many beams are no film
-    without the catalogue; the time against transformers' own constrained generation; and commands to go on with.
+    without the catalogue; the time against transformers' own constrained generation; and commands to try next.
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.
 

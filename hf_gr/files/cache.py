@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The user's folder of what can be made again. Knows not what is there."""
+"""The user's cache folder. Does not know what is in it."""
 
 from __future__ import annotations
 

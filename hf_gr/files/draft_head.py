@@ -84,15 +84,15 @@ def load_head(
 ) -> Head:
     """Let a backend build a head from the config, the tensors and the placeholders' embeddings (None if unknown).
 
-    `to_tensor` takes a type such as `"float32"`, a shape and bytes. A `ValueError` for files that are damaged, or for
-    a config or tensors that are not those of a head that can rank anything.
+    `to_tensor` takes a type such as `"float32"`, a shape and bytes. A `ValueError` for damaged files, and for a config
+    or tensors that make no usable head.
     """
     description, raw = load(directory)
     try:
         for name, each in raw.items():
             kind, exponent = EXPONENTS.get(each["dtype"], ("<u1", 0))
             if exponent and (np.frombuffer(each["data"], kind) & exponent == exponent).any():
-                raise ValueError(f"{name} has NaN or infinity, as after a training that diverged")
+                raise ValueError(f"{name} has NaN or infinity, as if its training diverged")
         config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
         tensors = {
             name: to_tensor(TYPES[each["dtype"]], each["shape"], bytes(each["data"])) for name, each in raw.items()

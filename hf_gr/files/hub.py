@@ -17,7 +17,7 @@ WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")  # a
 
 @contextmanager
 def naming_model(repo_or_dir: Any, argument: str) -> Iterator[None]:
-    """Where loading a model fails because there is nothing of that name, say so; transformers' error is the cause."""
+    """If loading a model fails because nothing has that name, say so; transformers' error is the cause."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ class Source:
         return paths[0].parent
 
     def find_files(self, files: Sequence[str], *, force_download: bool = False) -> list[Path | None]:
-        """The path of each of `files`; None for those that do not exist: offline, if they are not in the cache.
+        """The path of each of `files`; None for those that do not exist, or, offline, are not in the cache.
 
         Raises:
             ValueError: as `resolve_folder`, except for a missing file.
@@ -200,7 +200,7 @@ def _failure(name: str, file: str, error: BaseException | None) -> Exception:
     if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
         return ValueError(
             f"the Hub refuses {file} of {name!r} ({_line(error)}): check token=, which may be wrong, expired, or of "
-            "somebody who may not read this repository"
+            "a user without access to this repository"
         )
     return ConnectionError(
         f"{file} of {name!r} did not arrive ({_line(error)}), and nothing of it is kept: try again later, or with "
@@ -229,7 +229,7 @@ def push_folder(
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        save(folder, repo_id)  # first: what cannot be saved creates no repository
+        save(folder, repo_id)  # first: if it cannot be saved, no repository is created
         api = HfApi(token=token)
         full_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if full_id != repo_id:  # the Hub prepended the user's name
@@ -249,7 +249,7 @@ def push_folder(
             )
         except RuntimeError as error:  # for a large file; its cause says more
             raise ConnectionError(
-                f"{full_id} is as before, as a file did not get there ({_line(error)} {_line(error.__cause__)}): push "
+                f"{full_id} is unchanged: a file was not uploaded ({_line(error)} {_line(error.__cause__)}): push "
                 "again, which uploads only what is missing"
             ) from error
     return commit.commit_url

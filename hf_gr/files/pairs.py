@@ -39,7 +39,7 @@ def read(
     """Read the description and the tensors; if a save was interrupted between the two files, the tensors' description.
 
     `tensors_file` without its suffix is the metadata key of the description, and what the files hold; `fix` is for a
-    missing file. A `ValueError` names a file that is missing, truncated, altered, of a newer format or another one.
+    missing file. A `ValueError` names a file that is missing, truncated, altered, of a newer format or another kind.
     """
     for name in (json_file, tensors_file):
         if not (directory / name).is_file():

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text for people: names on a terminal, numbers of things, the file in an error about its contents. Knows none."""
+"""Text for people: names on a terminal, counts, and names of files in errors about their contents."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class InteractionDataset(Dataset):
         values, bounds = _flatten("prompts", prompts)
         rows = _read_tokens("labels", labels)
         if len(rows) != len(bounds) - 1:
-            raise ValueError(f"prompts has {len(bounds) - 1} entries and labels {len(rows)}, expected as many")
+            raise ValueError(f"prompts has {len(bounds) - 1} entries and labels {len(rows)}, expected one for each")
         if (bounds[1:] == bounds[:-1]).any():
             raise ValueError(
                 f"prompts[{int((bounds[1:] == bounds[:-1]).argmax())}] is empty, expected a token or more"

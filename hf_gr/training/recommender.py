@@ -174,7 +174,7 @@ def train_recommender(
 
     Raises:
         ValueError: before any work: an item without tokens, items of different lengths, no history; a model whose
-            vocabulary or positions are too few; an unknown argument; a `patience` that is none, or without
+            vocabulary or positions are too few; an unknown argument; an invalid `patience`, or one without
             `validation`; FSDP without `output_dir`.
 
     Example:
@@ -191,7 +191,7 @@ def train_recommender(
     if patience is not None and not (is_integer(patience) and patience > 0):
         raise ValueError(f"patience={patience!r}, expected 1 or more losses")
     if patience is not None and validation is None:
-        raise ValueError(f"patience={patience} without validation=, expected histories that are asked: pass them")
+        raise ValueError(f"patience={patience} without validation=, expected histories to validate on: pass them")
     how = {"window": max_items + 1, "splits": model is not None and base_model(model).config.is_encoder_decoder}
     windows = HistoryWindows(histories, items, seed=seed, **how)
     asked = None if validation is None else LastItems(validation, items, **how)
