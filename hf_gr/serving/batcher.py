@@ -75,7 +75,7 @@ class Batcher:
         token_budget: int,
         max_batch: int,
         max_queue: int,
-        tell: Callable[..., None] = lambda event, *told: None,
+        tell: Callable[..., None],
     ) -> None:
         self.costs, self.token_budget, self.max_batch, self.max_queue = costs, token_budget, max_batch, max_queue
         self.pace = 1.0  # seconds of a batch by those that its costs predict
