@@ -23,10 +23,9 @@ from hf_gr.answering.batching import make_batches
 from hf_gr.answering.recommender import Recommender
 from hf_gr.answering.requests import Request
 from hf_gr.jobs import baselines, intervals, metrics
-from hf_gr.jobs import settings as settings_module
 from hf_gr.jobs.reading import UserRow, Users, read_rows
 from hf_gr.jobs.settings import Settings
-from hf_gr.tables import cells, memory, sequences, shards
+from hf_gr.tables import cells, memory, sequences
 from hf_gr.tables import table as table_module
 
 INDEX = ConstraintIndex.from_sequences([[5, 7, 2], [5, 8, 2], [6, 2]], item_ids=[10, 11, 12], eos_token_id=2)
@@ -230,8 +229,7 @@ def test_what_is_no_table_of_users(tmp_path: Path) -> None:
 
 
 def test_examples_run() -> None:
-    modules = (baselines, cells, intervals, memory, metrics, sequences, settings_module, shards, table_module)
-    for module in modules:
+    for module in (baselines, cells, intervals, memory, metrics, sequences, table_module):
         failed, attempted = doctest.testmod(module)
         assert (failed, attempted > 0) == (0, True)
 

@@ -28,15 +28,7 @@ DRAWN_AT_ONCE = 2**22  # counts: 32 MB
 
 @dataclass
 class UserValues:
-    """The metrics of a table's rows one by one: a number for each, and the distinct rows of metrics.
-
-    Example:
-        >>> values = UserValues()
-        >>> for row in [(1.0, 0.5), (0.0, 0.0), (1.0, 0.5)]:
-        ...     values.add(row)
-        >>> values.rows, list(values.codes)
-        ({(1.0, 0.5): 0, (0.0, 0.0): 1}, [0, 1, 0])
-    """
+    """The metrics of a table's rows one by one: a number for each, and the distinct rows of metrics."""
 
     rows: dict[tuple[float, ...], int] = field(default_factory=dict)  # the distinct ones, numbered
     codes: array[int] = field(default_factory=lambda: array("I"))  # [N] the number of each row's metrics

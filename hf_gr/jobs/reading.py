@@ -88,8 +88,8 @@ def _read(cells: dict[str, Any], recommender: Recommender, settings: Settings, r
             raise ValueError(f"history={given}, expected {fewest} items or more: the last one is the target")
         *given, target = item_list(given, "history", snapshot)
         targets = [target]
-        if settings.unknown_items == "refuse":
-            recommender.read(history=targets)
+        if settings.unknown_items == "refuse" and not snapshot.has_items(targets).all():
+            recommender.read(history=targets)  # refuses it, unless it has only left the catalogue
     exclude = _list_in(cells.get("exclude"), "exclude", snapshot) or []
     allowed = _list_in(cells.get("filter"), "filter", snapshot)
     request = recommender.read(

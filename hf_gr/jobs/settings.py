@@ -40,11 +40,6 @@ class Settings:
     Attributes:
         options: further arguments of `generate`.
         leave_one_out: the last item of every history is the target.
-
-    Example:
-        >>> Settings(history="items", top_k=30, num_beams=20).checked()
-        Traceback (most recent call last):
-        ValueError: num_beams=20, expected at least top_k=30: beams are what items come from
     """
 
     constraint_index: Any = None

@@ -32,17 +32,6 @@ class Shards:
     """The shards of one run, in a folder that `begin` creates; `settings` is all that decides the rows, as JSON.
 
     Damaged shards are a `ValueError`, a full disk is an `OSError`.
-
-    Example:
-        >>> import tempfile
-        >>> from hf_gr.tables.files import pa
-        >>> shards = Shards(Path(tempfile.mkdtemp(), "run"), "part-{:05d}.parquet", {"num_beams": 4})
-        >>> shards.begin()
-        >>> shards.write(0, pa.table({"items": [[7, 9]]}))
-        >>> shards.has(0), shards.read(0).to_pylist()
-        (True, [{'items': [7, 9]}])
-        >>> Shards(shards.folder, "part-{:05d}.parquet", {"num_beams": 5}).differences()
-        ['num_beams']
     """
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
