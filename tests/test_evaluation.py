@@ -309,8 +309,9 @@ def test_skipped_rows_are_counted_by_reason(case: Case, tmp_path: Path, measure:
 def test_catalogues_of_one_model_are_compared(case: Case, users: Path, measure: Any) -> None:
     index = ConstraintIndex.from_pretrained(case.index)
     half = index.where([item for item in index.item_ids if item < 130])
-    found = measure(users, constraint_index={"all": index, "half": half})
-    assert [result.name for result in found.results] == ["all", "half"]
+    found = measure(users, constraint_index={"all": index, "\x1b[2Jhalf": half})
+    assert [result.name for result in found.results] == ["all", "\x1b[2Jhalf"]
+    assert ("\\x1b[2Jhalf" in repr(found), "\x1b" in repr(found)) == (True, False)  # names control no terminal
     assert found.results[1].metrics == measure(users, constraint_index=half).results[0].metrics
 
 

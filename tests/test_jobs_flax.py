@@ -19,7 +19,6 @@ from transformers import FalconConfig
 
 from hf_gr import AutoModelForGenerativeRetrieval, evaluate, recommend
 from hf_gr.answering.backends import backend_for, backend_of
-from hf_gr.answering.batching import make_batches, make_even_batches
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.model import FlaxModel
 
@@ -143,32 +142,6 @@ def test_a_fingerprint_is_of_all_bits_and_of_the_framework(case: Case, model: An
     weight = other.model.layers[0].self_attn.q_proj.weight
     weight[...] = weight[...].at[0, 0].set(np.nextafter(np.float32(weight[0, 0]), np.float32(9)))
     assert backend_of(other).fingerprint(other) != before
-
-
-@pytest.mark.parametrize("num_devices", [1, 4])
-@pytest.mark.parametrize("num_rows", [1, 5, 300])
-def test_batches_have_few_shapes_within_the_budget(num_rows: int, num_devices: int) -> None:
-    lengths = np.random.default_rng(0).integers(1, 90, size=num_rows).tolist()
-
-    def shape(length: int) -> int:
-        return -(-length // 32) * 32
-
-    batches = make_even_batches(
-        lengths, token_budget=1000, tokens_ahead=16, padded_length=shape, num_devices=num_devices
-    )
-    assert set().union(*batches) == set(range(num_rows))
-    assert sum(map(len, batches[:-1])) + len(set(batches[-1])) == num_rows  # the last one alone is filled
-    shapes = set()
-    for batch in batches:
-        longest = shape(lengths[batch[0]])
-        assert all(lengths[row] <= longest for row in batch)
-        each, left = divmod(len(batch), num_devices)
-        assert left == 0
-        assert each.bit_count() == 1
-        assert each == 1 or each * (longest + 16) <= 1000
-        shapes.add((len(batch), longest))
-    assert len(shapes) <= len({shape(length) for length in lengths})
-    assert make_batches(lengths, token_budget=1000, tokens_ahead=16)[0][0] == batches[0][0]  # the longest first
 
 
 def test_auto_is_what_loading_says(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

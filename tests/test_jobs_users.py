@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
-from hf_gr.answering.batching import make_batches
+from hf_gr.answering.batching import make_batches, make_even_batches
 from hf_gr.answering.recommender import Recommender
 from hf_gr.answering.requests import Request
 from hf_gr.jobs import baselines, intervals, metrics
@@ -234,7 +234,10 @@ def test_examples_run() -> None:
         assert (failed, attempted > 0) == (0, True)
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 500), st.integers(0, 50))
+lengths_of_prompts = st.lists(st.integers(1, 60), min_size=1, max_size=80)
+
+
+@given(lengths_of_prompts, st.integers(1, 500), st.integers(0, 50))
 def test_batches_hold_every_prompt_once_within_the_budget(lengths: list[int], budget: int, ahead: int) -> None:
     batches = make_batches(lengths, token_budget=budget, tokens_ahead=ahead)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
@@ -244,3 +247,20 @@ def test_batches_hold_every_prompt_once_within_the_budget(lengths: list[int], bu
     assert longest == sorted(longest, reverse=True)  # similar lengths are together: little padding
     for batch, length in zip(batches[:-1], longest, strict=False):
         assert (len(batch) + 1) * (length + ahead) > budget  # no room was left
+
+
+@given(lengths_of_prompts, st.integers(1, 500), st.sampled_from([1, 4]))
+def test_batches_of_compiled_programs_have_few_shapes(lengths: list[int], budget: int, num_devices: int) -> None:
+    def shape(length: int) -> int:
+        return -(-length // 16) * 16
+
+    how: dict[str, Any] = {"padded_length": shape, "num_devices": num_devices}
+    batches = make_even_batches(lengths, token_budget=budget, tokens_ahead=8, **how)
+    assert set().union(*batches) == set(range(len(lengths)))
+    assert sum(map(len, batches[:-1])) + len(set(batches[-1])) == len(lengths)  # the last one alone is filled
+    longest = [shape(lengths[batch[0]]) for batch in batches]  # the longest first
+    for batch, length in zip(batches, longest, strict=True):
+        each, left = divmod(len(batch), num_devices)
+        assert (left, each.bit_count(), max(lengths[row] for row in batch) <= length) == (0, 1, True)
+        assert each == 1 or each * (length + 8) <= budget
+    assert len(set(zip(map(len, batches), longest, strict=True))) == len(set(longest))
