@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -103,10 +105,45 @@ def test_what_beams_prove_is_true(early_stopping: Any, length_penalty: float) ->
                 prefix = prefix * VOCABULARY + token
             of_items.append(score / (len(row) + 1) ** length_penalty)
         best = torch.stack(of_items).T.topk(min(3, len(of_items))).values
-        for found, expected, number in zip(out.scores.view(20, 3), best, out.num_proven, strict=True):
+        assert (num_proven := out.num_proven) is not None
+        for found, expected, number in zip(out.scores.view(20, 3), best, num_proven, strict=True):
             torch.testing.assert_close(found[:number], expected[:number], atol=1e-4, rtol=0)
-        counts += torch.bincount(out.num_proven, minlength=4)
+        counts += torch.bincount(num_proven, minlength=4)
     assert counts.min() > 5, "some lists are proven, others in part or not at all"
+
+
+FEW = ConstraintIndex.from_sequences([row[: 1 + n % 4].tolist() for n, row in enumerate(ROWS[::50])], eos_token_id=EOS)
+DRAWN = {"constraint_index": FEW, "exact": True, "do_sample": True, "temperature": 4.0, **DETAILS}
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_samples_are_drawn_without_replacement(renormalize: bool) -> None:
+    """Pairs of items, the first and the second drawn, against their probabilities; chi-square, 55 pairs."""
+    number, model = 4000, model_of(scale=0.7)
+    prompt = prompts(1, 6)
+    how: dict[str, Any] = DRAWN | {"renormalize_logits": renormalize}
+    every = model.generate(**prompt, **how, num_return_sequences=8, seed=0)
+    order = [items[0] for items in every.item_ids]
+    chance = dict(zip(order, every.sequences_scores.softmax(0).tolist(), strict=True))
+    assert every.perturbed_scores.diff().max() <= 0
+    many = {name: value.expand(number, -1) for name, value in prompt.items()}
+    found = model.generate(**many, **how, num_return_sequences=2, seed=1).item_ids
+    pairs = Counter(zip([items[0] for items in found[::2]], [items[0] for items in found[1::2]], strict=True))
+    expected = {(a, b): number * chance[a] * chance[b] / (1 - chance[a]) for a, b in permutations(order, 2)}
+    off = sum((pairs[pair] - value) ** 2 / value for pair, value in expected.items())
+    assert off < 100, f"chi-square {off:.0f}, above 100 in 1 of 5,000 runs"
+
+
+def test_samples_are_the_same_alone_in_a_batch_and_with_drafts() -> None:
+    model, inputs, seeds = model_of(), prompts(3, 6, padded=True), [5, 6, 7]
+    out = model.generate(**inputs, **DRAWN, num_return_sequences=4, seed=seeds)
+    drafted = model.generate(**inputs, **DRAWN, num_return_sequences=4, seed=seeds, drafting="trie", num_beams=3)
+    assert drafted.item_ids == out.item_ids
+    for row, seed in enumerate(seeds):
+        alone = {name: value[row : row + 1] for name, value in inputs.items()}
+        one = model.generate(**alone, **DRAWN, num_return_sequences=4, seed=seed)
+        assert one.item_ids == out.item_ids[4 * row : 4 * row + 4]
+    assert out.num_proven.tolist() == [4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +181,7 @@ def test_a_cache_and_rules_and_a_config() -> None:
     ("kwargs", "message"),
     [
         ({"exact": "yes"}, "exact='yes', expected True or False"),
-        ({"exact": True, "do_sample": True}, "do_sample=True with exact=True"),
+        ({"exact": True, "do_sample": True, "top_k": 5}, "TopK.* with exact=True"),
         ({"exact": True, "num_beams": 1}, "num_beams=1 with exact=True, expected 2 or more"),
         ({"exact": True, "max_nodes": 2}, "max_nodes=2, expected at least 3"),
         ({"exact": True, "max_nodes": 0}, "max_nodes=0, expected a positive integer"),

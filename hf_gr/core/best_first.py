@@ -104,6 +104,22 @@ class Below:
         return replace(self, inner=ops.put(keys, places, DEAD)[:, :-1].reshape(batch_size, *shape))
 
 
+def perturbed(
+    ops: Any, keys: Float[Array, "batch prefixes"], raw: Float[Array, "batch prefixes branches"]
+) -> Float[Array, "batch prefixes branches"]:
+    """Scores with Gumbel noise, of all branches below a prefix, given that the largest is the prefix's own key.
+
+    The keys of all items are then independent Gumbel variables around their scores: the k largest are k items drawn
+    without replacement.
+
+    Source: Kool, van Hoof and Welling 2020, Ancestral Gumbel-top-k sampling for sampling without replacement, JMLR 21
+    (section 3.2, appendix B.3).
+    """
+    largest = ops.pick(raw, ops.argmax(raw))[..., None]
+    below = keys[..., None] - raw + ops.log(1.0 - ops.exp(raw - largest))
+    return keys[..., None] - below.clip(0.0) - ops.log(1.0 + ops.exp(-abs(below)))
+
+
 def next_prefixes(
     waiting: Prefixes, found: Prefixes, *, number: int, left: Int[Array, "batch 1"], max_length: int
 ) -> tuple[Int[Array, "batch number"], Bool[Array, "batch number"]]:

@@ -72,9 +72,8 @@ def check_exact(config: Any, nodes_at_once: Any, given: Mapping[str, Any]) -> No
             f"num_beams={nodes_at_once!r} with exact=True, expected 2 or more prefixes for each forward: omit it for "
             f"{NODES_AT_ONCE}"
         )
-    if config.do_sample or config.verification != "strict":
-        name, value = ("do_sample", True) if config.do_sample else ("verification", config.verification)
-        raise ValueError(f"{name}={value!r} with exact=True, expected none: the best items are not drawn; omit one")
+    if config.verification != "strict":
+        raise ValueError(f"verification={config.verification!r} with exact=True, expected 'strict': omit it")
     if config.output_logits:
         raise ValueError("output_logits=True with exact=True, expected False: there are no levels of beams; omit it")
 

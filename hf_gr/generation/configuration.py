@@ -110,7 +110,10 @@ class GRGenerationConfig(GenerationConfig):
         exact: True for the best `num_return_sequences` items of the whole catalogue, proven: prefixes are scored best
             first, `num_beams` of each prompt in a forward (by default 32, or as many as keep their logits under 256
             MB), until none that is left can hold a better item. Scores are those of a beam search. Drafts only save
-            forwards, as elsewhere. `out.num_proven` says how many answers are proven.
+            forwards, as elsewhere. `out.num_proven` says how many answers are proven. With `do_sample=True` the
+            items are drawn without replacement, exactly: one after the other, each with its probability among those
+            that are left (Kool, van Hoof and Welling 2020, ancestral Gumbel-top-k); in that order,
+            `out.perturbed_scores`. `sequences_scores` are then plain sums of log-probabilities, after `temperature`.
         max_nodes: the most prefixes that `exact=True` scores for a prompt, by default 16 times `num_beams`; then the
             best items found so far are the answer, and `out.num_proven` is less than `num_return_sequences`.
         forced_eos_token_id: transformers' own; used only if it is the catalogue's end token. In the longest sequences

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hf_gr.core import best_first as core
@@ -33,6 +33,8 @@ from .scores import DecodePlan
 from .speculation import Frontier, Rows, Speculation, joined
 from .transition import Children, DeviceCatalogue, children
 from .tree import NO_SLOT, Nodes, Tree
+
+ROOT, ILLEGAL = -2, -1  # stand for tokens where noise is drawn: for the beginning, and for all that are illegal
 
 
 def best_first(
@@ -98,8 +100,9 @@ class _BestFirst:
         counts: dict[str, Any] = self.counts
         return Decoded(
             sequences.flatten(0, 1),
-            scores.flatten(),
+            (scores if plan.noise is None else torch.where(scores > DEAD, found.scores, scores)).flatten(),
             paths.flatten(0, 1),
+            perturbed_scores=None if plan.noise is None else scores.flatten(),
             step_scores=None,
             step_logits=None,
             num_proven=core.num_proven(found, self.waiting, self.lost, max_length=self.length),
@@ -123,7 +126,10 @@ class _BestFirst:
                 drafts.append(_Draft(nodes, places.masked_fill(~is_there, 0), is_there))
                 families.append(self._family(nodes.states, range(level, level + 1)))
         logits = self.scorer.begin([draft.nodes for draft in drafts])
-        self._decide(replace(root, keys=root.scores), families, drafts, logits)
+        keys = root.scores
+        if plan.noise is not None:
+            keys = plan.noise.gumbel_below(root.sequences, root.depths, torch.full_like(root.states, ROOT)[..., None])
+        self._decide(replace(root, keys=keys.view(root.keys.shape)), families, drafts, logits)
 
     def _advance(self) -> bool:
         """One more forward; false if no row needs one."""
@@ -208,35 +214,50 @@ class _BestFirst:
         self, nodes: Prefixes, trails: Int[Tensor, "batch nodes slots"], family: _Family, logits: Tensor
     ) -> Below:
         """The children of some nodes, with their scores and keys."""
-        plan, legal, most = self.plan, family.children, float(self.length)
+        plan, legal = self.plan, family.children
+        logits = logits if plan.temperature == 1.0 else logits.float() / plan.temperature
         if plan.renormalizes:
             scores = logits.gather(-1, legal.tokens).float().masked_fill(~legal.legal, DEAD).log_softmax(-1)
         else:
             scores = token_log_probs(logits, legal.tokens)
         if plan.forces_end and self.length - 1 in family.levels:
             scores[..., scores.shape[-1] - family.sizes[-1] :] = 0.0  # only the end token is left
-        scores = nodes.scores[..., None] + scores
-        penalty, lengths = float(plan.length_penalty), [level + 1 for level in family.levels]
-        # No item below a prefix has fewer tokens than one more, or more than the longest.
-        bounds = [most if penalty >= 0 else length + 1 for length in lengths]
-        inner, ended = (
-            torch.cat(
-                [
-                    torch.full((size,), of**penalty, device=scores.device)
-                    for of, size in zip(by, family.sizes, strict=True)
-                ]
-            )
-            for by in (bounds, lengths)
-        )
+        if plan.noise is None:
+            scores = nodes.scores[..., None] + scores
+            inner, ended = (scores / by for by in self._divisors(family))
+        else:
+            inner = ended = self._perturbed(nodes, legal, scores.masked_fill(~legal.legal, DEAD))
+            scores = nodes.scores[..., None] + scores
         is_there = legal.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
         return Below(
             nodes,
             trails,
             legal,
             scores,
-            inner=(scores / inner).masked_fill(~is_there | family.ends, DEAD),
-            ended=(scores / ended).masked_fill(~(is_there & family.ends), DEAD),
+            inner=inner.masked_fill(~is_there | family.ends, DEAD),
+            ended=ended.masked_fill(~(is_there & family.ends), DEAD),
         )
+
+    def _divisors(self, family: _Family) -> list[Float[Tensor, " children"]]:
+        """By which scores are divided into keys: of inner children, and of complete ones."""
+        penalty, lengths = float(self.plan.length_penalty), [level + 1 for level in family.levels]
+        # No item below a prefix has fewer tokens than one more, or more than the longest.
+        bounds = [self.length if penalty >= 0 else length + 1 for length in lengths]
+        device = self.catalogue.device
+        by = [list(zip(of, family.sizes, strict=True)) for of in (bounds, lengths)]
+        return [torch.cat([torch.full((size,), of**penalty, device=device) for of, size in one]) for one in by]
+
+    def _perturbed(
+        self, nodes: Prefixes, legal: Children, steps: Float[Tensor, "batch nodes children"]
+    ) -> Float[Tensor, "batch nodes children"]:
+        """The keys of samples; what is illegal is one more branch, so that legal items are drawn among themselves."""
+        assert self.plan.noise is not None
+        others = (-steps.logsumexp(-1, keepdim=True).clamp(max=0.0).exp()).log1p()
+        others = others.fill_(DEAD) if self.plan.renormalizes else others
+        raw = nodes.scores[..., None] + torch.cat([steps, others], dim=-1)
+        tokens = F.pad(legal.tokens, (0, 1), value=ILLEGAL)
+        raw = raw + self.plan.noise.gumbel_below(nodes.sequences, nodes.depths, tokens)
+        return core.perturbed(ops, nodes.keys, raw)[..., :-1]
 
     def _family(self, states: Int[Tensor, "batch nodes"], levels: range) -> _Family:
         """The children of nodes of these levels."""

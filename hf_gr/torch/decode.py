@@ -50,6 +50,7 @@ class Decoded:
     step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None  # by level; anything after the end
     num_proven: Int[Tensor, " batch"] | None  # first answers of a row that are proven to be the best
     speculation: Speculation
+    perturbed_scores: Float[Tensor, " rows"] | None = None  # of samples without replacement, by which they are ranked
     may_be_shorter: bool = False  # whether the last columns may be empty in all rows
 
     def cropped(self) -> Decoded:

@@ -53,30 +53,53 @@ class Noise:
 
         Equal prefixes whose `paths` have different numbers get different noise: such paths do not compete.
         """
-        # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
-        exponential = self.uniform(beams, candidates, paths=paths).neg_().log1p_().neg_()
-        return exponential.log_().neg_()
+        return _gumbel(self.uniform(beams, candidates, paths=paths))
+
+    def gumbel_below(
+        self,
+        sequences: Int[Tensor, "batch prefixes length"],  # anything after the tokens of each
+        depths: Int[Tensor, "batch prefixes"],
+        tokens: Int[Tensor, "batch prefixes branches"],
+    ) -> Float[Tensor, "batch prefixes branches"]:
+        """Gumbel noise of what follows prefixes of several lengths: the same as theirs in `gumbel`."""
+        return _gumbel(_uniform(self._of_prefixes(sequences, depths=depths), tokens))
 
     def uniform(
         self, beams: Beams, candidates: Children, *, paths: Int[Tensor, "batch beams"] | None = None
     ) -> Float[Tensor, "batch beams children"]:
         """Noise between 0 and 1, never 0 or 1; the arguments are those of `gumbel`."""
-        prefixes = self._of_prefixes(beams.sequences, paths=paths)[..., None]
-        bits = torch.addcmul(prefixes.int(), candidates.tokens.int(), (prefixes >> 32).int() | 1)
-        bits = _xor_shifted(bits, 16) * 0x21F0AAAD
-        bits = _xor_shifted(bits, 15) * 0x735A2D97
-        return _to_uniform(_xor_shifted(bits, 15))
+        return _uniform(self._of_prefixes(beams.sequences, paths=paths), candidates.tokens)
 
     def _of_prefixes(
-        self, sequences: Int[Tensor, "batch beams length"], *, paths: Int[Tensor, "batch beams"] | None
+        self,
+        sequences: Int[Tensor, "batch beams length"],
+        *,
+        paths: Int[Tensor, "batch beams"] | None = None,
+        depths: Int[Tensor, "batch beams"] | None = None,  # None for all columns
     ) -> Int[Tensor, "batch beams"]:
         """64 bits for every prefix."""
         bits = _fold(self.seeds, torch.zeros_like(self.seeds))[:, None].expand(sequences.shape[:2])
         if paths is not None:  # tokens are not negative: no path is mistaken for one
             bits = _fold(bits, -2 - paths)
-        for tokens in sequences.unbind(dim=-1):
-            bits = _fold(bits, tokens)
+        for place, tokens in enumerate(sequences.unbind(dim=-1)):
+            bits = _fold(bits, tokens) if depths is None else torch.where(depths > place, _fold(bits, tokens), bits)
         return bits
+
+
+def _gumbel(uniform: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _uniform(
+    prefixes: Int[Tensor, "batch beams"], tokens: Int[Tensor, "batch beams children"]
+) -> Float[Tensor, "batch beams children"]:
+    """The noise of candidates, by the bits of their prefixes."""
+    prefixes = prefixes[..., None]
+    bits = torch.addcmul(prefixes.int(), tokens.int(), (prefixes >> 32).int() | 1)
+    bits = _xor_shifted(bits, 16) * 0x21F0AAAD
+    bits = _xor_shifted(bits, 15) * 0x735A2D97
+    return _to_uniform(_xor_shifted(bits, 15))
 
 
 def _fold(bits: Int[Tensor, "*shape"], number: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

@@ -39,6 +39,7 @@ class DecodePlan(Options):
     tokens_per_beam: int | None = None
     stopping_criteria: Callable[[Tensor], Tensor] | None = None  # the user's own
     noise: Noise | None = None  # None if nothing is drawn
+    temperature: float = 1.0  # of `exact=True`; else a processor does it
     renormalizes: bool = False  # of `exact=True`: over the legal tokens of each step; else a processor does it
 
     @property

@@ -170,7 +170,7 @@ class Call(BaseCall):
         if kind not in (None, "dynamic", "static"):
             say_once(f"cache_implementation={kind!r} is not used: beams share a dynamic one")
         if config.exact:
-            config.renormalize_logits = None  # the search does it
+            config.renormalize_logits = config.temperature = None  # the search does both
         config.forced_eos_token_id = None  # the loop itself forces it, which spares work as wide as the vocabulary
         # The place of this processor among the others is where transformers applies constraints.
         prefix_function = {"prefix_allowed_tokens_fn": self.passed_on["prefix_allowed_tokens_fn"] or _no_constraint}
@@ -212,6 +212,7 @@ class Call(BaseCall):
         if config.num_beams > 1:
             fields["sequences_scores"] = decoded.scores if config.output_scores else None
             fields["beam_indices"] = decoded.beam_indices.int()
+            fields["perturbed_scores"] = decoded.perturbed_scores
         is_encoder_decoder = self.model.config.is_encoder_decoder
         made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)
         return with_items(made(**fields), self.rules, prompts.shape[1])
@@ -246,6 +247,7 @@ class Call(BaseCall):
         options["certifies"] &= not (before or after or stop)
         if config.exact:
             options["renormalizes"] = config.renormalize_logits is True
+            options["temperature"] = float(config.temperature or 1.0) if config.do_sample else 1.0
             if others := [*before, *after, *stop]:
                 raise ValueError(
                     f"{type(others[0]).__name__} with exact=True, expected neither logits processors nor stopping "

@@ -22,6 +22,7 @@ from hf_gr.torch.speculation import Speculation
 @dataclass
 class _Ours(WithItems):
     num_proven: Tensor | None = None  # by prompt, how many of its first answers are the best of its catalogue
+    perturbed_scores: Tensor | None = None  # of samples without replacement, by which they are ranked
     speculation: Speculation | None = None  # forwards, and nodes scored ahead
     seeds: list[int] | None = None  # of samples
 
