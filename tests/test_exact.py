@@ -96,7 +96,8 @@ def test_what_beams_prove_is_true(early_stopping: Any, length_penalty: float) ->
         logits, index = tables(seed, 20, scale=5.0), ConstraintIndex.from_sequences(rows, eos_token_id=0)
         how = {"length_penalty": length_penalty, "early_stopping": early_stopping, "certifies": True}
         plan = make_plan(20, rng.choice((3, 4)), num_return_sequences=3, **how)
-        out = decode(TableModel(logits, 20)(), catalogue_of(index), plan)
+        scorer: Any = TableModel(logits, 20)()
+        out = decode(scorer, catalogue_of(index), plan)
         of_items = []
         for row in {tuple(row) for row in rows}:
             score, prefix = torch.zeros(20), 0
