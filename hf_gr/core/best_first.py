@@ -18,62 +18,72 @@ from jaxtyping import Bool, Float, Int
 
 from .beam import DEAD, Candidates, margin
 from .ops import Array
+from .plan import Options
+
+WAITING_PER_BEAM = 4
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Some prefixes or complete sequences of every row; a key of `-inf` stands for none."""
+    """Some prefixes or complete sequences of every row; a key of `-inf` stands for none.
+
+    Facts are one array, which is gathered at once: the trie node, the number of tokens, those tokens with room for the
+    longest sequence, and the slots where the keys of all shorter prefixes of it are, the longest last.
+    """
 
     ops: Any  # of the backend that made the arrays
     keys: Float[Array, "batch prefixes"]  # what no item below one exceeds; of an item its own, by which they rank
     scores: Float[Array, "batch prefixes"]  # sums of log-probabilities
-    states: Int[Array, "batch prefixes"]  # trie nodes
-    depths: Int[Array, "batch prefixes"]  # tokens of each
-    sequences: Int[Array, "batch prefixes length"]  # anything after those
-    slots: Int[Array, "batch prefixes slots"]  # where the keys of all shorter prefixes of it are, the longest last
+    facts: Int[Array, "batch prefixes facts"]
+    max_length: int  # L
 
     @classmethod
     def none(cls, ops: Any, like: Array, *, batch_size: int, number: int, max_length: int, no_slot: int) -> Prefixes:
         """No prefixes; each is the root, of score 0."""
-        nothing = ops.full((batch_size, number), 0, like)
-        return cls(
-            ops,
-            keys=ops.full((batch_size, number), DEAD, like),
-            scores=ops.full((batch_size, number), 0.0, like),
-            states=nothing,
-            depths=nothing,
-            sequences=ops.full((batch_size, number, max_length), 0, like),
-            slots=ops.full((batch_size, number, max(max_length - 1, 0)), no_slot, like),
-        )
+        shape = batch_size, number
+        slots = ops.full((*shape, max(max_length - 1, 0)), no_slot, like)
+        facts = ops.concat([ops.full((*shape, 2 + max_length), 0, like), slots], -1)
+        return cls(ops, ops.full(shape, DEAD, like), ops.full(shape, 0.0, like), facts, max_length)
+
+    @property
+    def states(self) -> Int[Array, "batch prefixes"]:
+        """Trie nodes."""
+        return self.facts[..., 0]
+
+    @property
+    def depths(self) -> Int[Array, "batch prefixes"]:
+        """Tokens of each."""
+        return self.facts[..., 1]
+
+    @property
+    def sequences(self) -> Int[Array, "batch prefixes length"]:
+        """The tokens; anything after them."""
+        return self.facts[..., 2 : 2 + self.max_length]
+
+    @property
+    def slots(self) -> Int[Array, "batch prefixes slots"]:
+        """Where the keys of shorter prefixes are."""
+        return self.facts[..., 2 + self.max_length :]
+
+    def with_states(self, states: Int[Array, "batch prefixes"]) -> Prefixes:
+        """The same under other nodes."""
+        return replace(self, facts=self.ops.concat([states[..., None], self.facts[..., 1:]], -1))
+
+    def with_slots(self, slots: Int[Array, "batch prefixes slots"]) -> Prefixes:
+        """The same with other slots."""
+        return replace(self, facts=self.ops.concat([self.facts[..., : 2 + self.max_length], slots], -1))
 
     def take(self, places: Int[Array, "batch taken"]) -> Prefixes:
         """These prefixes of every row."""
-        return self._of(*(self.ops.along(value, places) for value in self._values))
-
-    def where(self, flags: Bool[Array, "batch prefixes"], others: Prefixes) -> Prefixes:
-        """These prefixes where a flag is true, others elsewhere."""
-        ops = self.ops
-        return self._of(
-            *(
-                ops.where(flags if mine.ndim == flags.ndim else flags[..., None], mine, other)
-                for mine, other in zip(self._values, others._values, strict=True)
-            )
-        )
-
-    @property
-    def _values(self) -> tuple[Array, ...]:
-        return self.keys, self.scores, self.states, self.depths, self.sequences, self.slots
-
-    def _of(self, *values: Array) -> Prefixes:
-        return Prefixes(self.ops, *values)
+        keys, scores, facts = (self.ops.along(value, places) for value in (self.keys, self.scores, self.facts))
+        return replace(self, keys=keys, scores=scores, facts=facts)
 
 
 @dataclass(frozen=True)
 class Below:
     """All children of the prefixes of a forward, padded to C."""
 
-    parents: Prefixes
-    trails: Int[Array, "batch prefixes slots"]  # the slots of each parent's keys and of those before it
+    parents: Prefixes  # with the slots of their own keys, too
     children: Candidates
     scores: Float[Array, "batch prefixes children"]  # cumulative; anything where there is no child
     inner: Float[Array, "batch prefixes children"]  # keys of those with children of their own, `-inf` elsewhere
@@ -84,17 +94,18 @@ class Below:
         parents, num_children = self.parents, self.scores.shape[-1]
         ops, above = parents.ops, places if num_children == 1 else places // num_children
         tokens, states = self.children.take(places)
-        depths, sequences = ops.along(parents.depths, above), ops.along(parents.sequences, above)
-        is_next = ops.arange(sequences.shape[-1], depths) == depths[..., None]
-        return Prefixes(
-            ops,
-            keys=keys,
-            scores=ops.along(self.scores.reshape(len(keys), -1), places),
-            states=states,
-            depths=depths + 1,
-            sequences=ops.where(is_next, ops.expand(tokens[..., None], sequences.shape), sequences),
-            slots=ops.along(self.trails, above),
-        )
+        facts = ops.along(parents.facts, above)
+        depths, sequences = facts[..., 1:2], facts[..., 2 : 2 + parents.max_length]
+        is_next = ops.arange(parents.max_length, depths) == depths
+        sequences = ops.where(is_next, ops.expand(tokens[..., None], sequences.shape), sequences)
+        facts = [states[..., None], depths + 1, sequences, facts[..., 2 + parents.max_length :]]
+        scores = ops.along(self.scores.reshape(len(keys), -1), places)
+        return replace(parents, keys=keys, scores=scores, facts=ops.concat(facts, -1))
+
+    def of(self, columns: slice) -> Below:
+        """Some of the children."""
+        arrays = {name: getattr(self, name)[..., columns] for name in ("scores", "inner", "ended")}
+        return replace(self, children=self.children.of(columns), **arrays)
 
     def without(self, places: Int[Array, "batch taken"], flags: Bool[Array, "batch taken"]) -> Below:
         """The same, where inner children at some places, of those with a flag, are no candidates."""
@@ -118,6 +129,11 @@ def perturbed(
     largest = ops.pick(raw, ops.argmax(raw))[..., None]
     below = keys[..., None] - raw + ops.log(1.0 - ops.exp(raw - largest))
     return keys[..., None] - below.clip(0.0) - ops.log(1.0 + ops.exp(-abs(below)))
+
+
+def num_waiting(plan: Options) -> int:
+    """How many prefixes wait at most: selecting more takes longer, and trained models never needed so many."""
+    return max(WAITING_PER_BEAM * plan.num_beams, plan.max_nodes // WAITING_PER_BEAM)
 
 
 def next_prefixes(
@@ -168,10 +184,11 @@ def _merged(
     prefixes: Prefixes, below: Below, places: Int[Array, "batch _"], keys: Float[Array, "batch _"]
 ) -> Prefixes:
     """What is at places among prefixes, and after them all children."""
-    number, last = prefixes.keys.shape[1], below.scores.shape[1] * below.scores.shape[2] - 1
+    ops, number, last = prefixes.ops, prefixes.keys.shape[1], below.scores.shape[1] * below.scores.shape[2] - 1
     new = below.take((places - number).clip(0, last), keys)
-    old = replace(prefixes.take(places.clip(0, number - 1)), keys=keys)
-    return new.where(places >= number, old)
+    old, is_new = prefixes.take(places.clip(0, number - 1)), places >= number
+    scores, facts = ops.where(is_new, new.scores, old.scores), ops.where(is_new[..., None], new.facts, old.facts)
+    return replace(prefixes, keys=keys, scores=scores, facts=facts)
 
 
 def num_proven(

@@ -98,8 +98,8 @@ class BaseCall(ABC):
                 kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
         nodes_at_once = None
         if first_of("exact", fields, *configs):
-            if first_of("top_k", kwargs, *configs) is None:
-                kwargs["top_k"] = 0  # of samples; transformers' default, 50, would hide items
+            if first_of("do_sample", kwargs, *configs) and first_of("top_k", kwargs, *configs) is None:
+                kwargs["top_k"] = 0  # transformers' default, 50, would hide items
             nodes_at_once = first_of("num_beams", kwargs, *configs)
             # transformers would refuse more results than beams.
             kwargs["num_beams"] = max(first_of("num_return_sequences", kwargs, *configs) or 1, nodes_at_once or 2, 2)

@@ -25,7 +25,7 @@ from .models import end_tokens, fill_token
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
 DEFAULT_BUDGET = 512  # nodes per row, in addition to its beams
-NODES_AT_ONCE, NODES_PER_BEAM = 32, 16  # prefixes of a forward of `exact=True`; and at most, for each of those
+NODES_AT_ONCE, NODES_PER_BEAM = 64, 16  # prefixes of a forward of `exact=True`; and at most, for each of those
 LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
 LARGEST_DIVISOR = math.log(1e30)  # fp32 holds scores divided by it, or by its inverse
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)

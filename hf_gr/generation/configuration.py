@@ -108,7 +108,7 @@ class GRGenerationConfig(GenerationConfig):
         num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. It never drafts
             beyond the end of the catalogue's sequences.
         exact: True for the best `num_return_sequences` items of the whole catalogue, proven: prefixes are scored best
-            first, `num_beams` of each prompt in a forward (by default 32, or as many as keep their logits under 256
+            first, `num_beams` of each prompt in a forward (by default 64, or as many as keep their logits under 256
             MB), until none that is left can hold a better item. Scores are those of a beam search. Drafts only save
             forwards, as elsewhere. `out.num_proven` says how many answers are proven. With `do_sample=True` the
             items are drawn without replacement, exactly: one after the other, each with its probability among those

@@ -62,6 +62,11 @@ class _Family:
         """Which have children of their own."""
         return self.children.legal & ~self.ends
 
+    def columns(self, first: int, after: int) -> slice:
+        """The children of nodes of some levels."""
+        number_before = [sum(self.sizes[: max(level - self.levels.start, 0)]) for level in (first, after)]
+        return slice(*number_before)
+
 
 @dataclass(frozen=True)
 class _Draft:
@@ -80,7 +85,7 @@ class _BestFirst:
     ) -> None:
         self.scorer, self.catalogue, self.plan, self.drafter = scorer, catalogue, plan, drafter
         self.length, self.dead_state = catalogue.max_length, catalogue.dead_state
-        self.waiting = self._none(plan.max_nodes)  # more could never be scored: all of these are better
+        self.waiting = self._none(core.num_waiting(plan))
         self.found = self._none(plan.num_return_sequences)
         self.lost = self.waiting.keys[:, :1]  # the best key that did not fit
         nothing = torch.zeros(len(plan.prompt), dtype=torch.long, device=catalogue.device)
@@ -149,8 +154,8 @@ class _BestFirst:
             return False
         self._count(num_nodes=flags.sum(-1))
         places, flags = places[:, :width], flags[:, :width]
-        states = self.waiting.states.gather(1, places).masked_fill(~flags, self.dead_state)
-        picked = replace(self.waiting.take(places), states=states, depths=depths[:, :width])
+        picked, depths = self.waiting.take(places), depths[:, :width]
+        states = picked.states.masked_fill(~flags, self.dead_state)
         self.waiting = core.taken_out(self.waiting, places, flags)
         families, drafts = self._drafted(self._family(states, levels))
 
@@ -158,7 +163,7 @@ class _BestFirst:
         above = picked.slots[..., self.length - levels.stop + 1 :]
         ancestry = torch.cat([above, own.expand(len(places), -1)[..., None]], dim=-1)
         trees = [Tree(ancestry, tree.num_slots + width, is_level=False)]
-        tokens, of_nodes = [picked.sequences.gather(2, picked.depths[..., None] - 1)[..., 0]], [picked.depths]
+        tokens, of_nodes = [picked.sequences.gather(2, depths[..., None] - 1)[..., 0]], [depths]
         for draft in drafts:
             trees.append(trees[-1].grow(draft.nodes.parents, depth=trees[-1].depth + 1, is_level=False))
             tokens.append(draft.nodes.tokens)
@@ -197,22 +202,23 @@ class _BestFirst:
         least = worst - margin(worst, self.length)
         parts = trails.split([part.shape[1] for part in logits], dim=1)
         for number, (family, of_nodes, trail) in enumerate(zip(families, logits, parts, strict=True)):
-            below = self._below(nodes, trail, family, of_nodes)
+            below = self._below(nodes.with_slots(trail), family, of_nodes)
             if number < len(drafts):
                 draft = drafts[number]
                 keys = below.inner.flatten(1).gather(1, draft.places).masked_fill(~draft.is_there, DEAD)
-                nodes = replace(below.take(draft.places, keys), states=draft.nodes.states)
+                nodes = below.take(draft.places, keys).with_states(draft.nodes.states)
                 below = below.without(draft.places, draft.is_there)
                 needed = ((keys >= least) & draft.is_there).sum(-1)
                 self._count(drafted_nodes=draft.is_there.sum(-1), accepted_nodes=needed)
                 self._count(drafted_steps=draft.is_there.any(-1), accepted_steps=needed > 0)
-            self.waiting, self.lost = core.with_best(self.waiting, below, self.lost)
-            if any(self.catalogue.has_leaves[level] for level in family.levels):
-                self.found = core.with_ended(self.found, below)
+            leaves = [level for level in family.levels if self.catalogue.has_leaves[level]]
+            if family.levels.start + 1 < self.length:
+                of_inner = below.of(family.columns(family.levels.start, self.length - 1))
+                self.waiting, self.lost = core.with_best(self.waiting, of_inner, self.lost)
+            if leaves:
+                self.found = core.with_ended(self.found, below.of(family.columns(leaves[0], self.length)))
 
-    def _below(
-        self, nodes: Prefixes, trails: Int[Tensor, "batch nodes slots"], family: _Family, logits: Tensor
-    ) -> Below:
+    def _below(self, nodes: Prefixes, family: _Family, logits: Float[Tensor, "batch nodes vocab"]) -> Below:
         """The children of some nodes, with their scores and keys."""
         plan, legal = self.plan, family.children
         logits = logits if plan.temperature == 1.0 else logits.float() / plan.temperature
@@ -231,7 +237,6 @@ class _BestFirst:
         is_there = legal.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
         return Below(
             nodes,
-            trails,
             legal,
             scores,
             inner=inner.masked_fill(~is_there | family.ends, DEAD),

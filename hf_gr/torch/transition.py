@@ -37,6 +37,10 @@ class Children:
         """B, K and C."""
         return self.tokens.shape
 
+    def of(self, columns: slice) -> Children:
+        """Some columns of children."""
+        return Children(self.tokens[..., columns], self.legal[..., columns], self.states[..., columns])
+
     def take(
         self, places: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
