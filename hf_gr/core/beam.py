@@ -33,10 +33,6 @@ class Candidates(Protocol):
     @property
     def legal(self) -> Bool[Array, "batch beams children"]: ...  # noqa: D102
 
-    def of(self, columns: slice) -> Any:
-        """Some columns of children."""
-        ...
-
     def take(self, places: Array) -> tuple[Array, Array]:
         """Tokens and states at places, `[B, M]`, among all children of a row."""
         ...

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
-from .beam import DEAD, Candidates, margin
+from .beam import DEAD, margin
 from .ops import Array
 from .plan import Options
 
@@ -84,7 +84,7 @@ class Below:
     """All children of the prefixes of a forward, padded to C."""
 
     parents: Prefixes  # with the slots of their own keys, too
-    children: Candidates
+    children: Any  # `Candidates` of which some columns can be taken, `of`
     scores: Float[Array, "batch prefixes children"]  # cumulative; anything where there is no child
     inner: Float[Array, "batch prefixes children"]  # keys of those with children of their own, `-inf` elsewhere
     ended: Float[Array, "batch prefixes children"]  # keys of complete sequences, `-inf` elsewhere

@@ -51,10 +51,6 @@ class Children:
         """Whether there is such a child, and it is alive."""
         return self.tokens >= 0
 
-    def of(self, columns: slice) -> Children:
-        """Some columns of children."""
-        return Children(self.tokens[..., columns], self.legal[..., columns], self.states[..., columns])
-
     def take(
         self, places: Int[Array, "batch chosen"]
     ) -> tuple[Int[Array, "batch chosen"], Int[Array, "batch chosen"]]:
