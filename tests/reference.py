@@ -87,7 +87,7 @@ def reference_label_log_probs(
 def reference_beam_search(
     score_fn: ScoreFunction,
     sequences: Iterable[Sequence[int]],
-    num_beams: int,
+    num_beams: int | Sequence[int],  # by level, the last one for all that follow
     *,
     eos_token_id: int | None = None,
     length_penalty: float = 1.0,
@@ -102,7 +102,9 @@ def reference_beam_search(
     trie = ReferenceTrie(sequences, eos_token_id=eos_token_id)
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     finished: list[tuple[tuple[int, ...], float]] = []
+    widths = [num_beams] if isinstance(num_beams, int) else list(num_beams)
     while live:
+        width = widths[min(len(live[0][0]), len(widths) - 1)]
         candidates: list[tuple[tuple[int, ...], float]] = []
         for prefix, score in live:
             log_probs = np.asarray(score_fn(prefix), dtype=np.float64)
@@ -113,11 +115,11 @@ def reference_beam_search(
                     candidates.append(((*prefix, token), score + float(log_probs[token]) - norm))
         finished += [
             (tokens, score / len(tokens) ** length_penalty)
-            for tokens, score in _best(candidates, num_beams)
+            for tokens, score in _best(candidates, width)
             if not trie.allowed(tokens)
         ]
-        live = _best([candidate for candidate in candidates if trie.allowed(candidate[0])], num_beams)
-    return _best(finished, num_beams)
+        live = _best([candidate for candidate in candidates if trie.allowed(candidate[0])], width)
+    return _best(finished, max(widths))
 
 
 def reference_head_log_probs(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from families import EOS, build, prompts
+from reference import reference_beam_search
 from table_scorers import LONGEST, VOCABULARY, TableModel, catalogue_of, make_plan, random_rows, tables
 
 from hf_gr import ConstraintIndex, GRGenerationConfig, enable
@@ -111,6 +112,56 @@ def test_what_beams_prove_is_true(early_stopping: Any, length_penalty: float) ->
             torch.testing.assert_close(found[:number], expected[:number], atol=1e-4, rtol=0)
         counts += torch.bincount(num_proven, minlength=4)
     assert counts.min() > 5, "some lists are proven, others in part or not at all"
+
+
+@pytest.mark.parametrize("backend", ["torch", "flax"])
+@pytest.mark.parametrize("index", [INDEX, RAGGED])
+def test_beams_by_level(backend: str, index: Any) -> None:
+    """Against a search written down; drafts and steps included."""
+    model, inputs = model_of(), prompts(2, 6, padded=True)
+    how: dict[str, Any] = {"constraint_index": index, "num_beams": [3, 30, 5], "num_return_sequences": 5, **DETAILS}
+    how["early_stopping"] = "never"
+    if backend == "flax":
+        pytest.importorskip("flax")
+        from flax_pairs import pair, to_numpy
+
+        model, other, _ = pair("qwen3")
+        out = other.generate(**to_numpy(inputs), **how)
+    else:
+        out = model.generate(**inputs, **how)
+        drafted = model.generate(**inputs, **how, drafting="trie", draft_token_budget=20)
+        assert drafted.sequences.tolist() == out.sequences.tolist()
+        assert {len(step) for step in out.scores} == {60}
+    rows = np.asarray(out.sequences)[:, 6:]
+    for number in range(2):
+        tokens = inputs["input_ids"][number][inputs["attention_mask"][number] > 0]
+
+        def log_probs(prefix: tuple[int, ...], tokens: Any = tokens) -> Any:
+            read = torch.cat([tokens, torch.tensor(prefix, dtype=torch.long)])[None]
+            return model(read).logits[0, -1].log_softmax(-1).detach().numpy()
+
+        sequences = [row[row >= 0].tolist() for row in index.snapshot.rows()]
+        best = reference_beam_search(log_probs, sequences, [3, 30, 5])[:5]
+        assert [tuple(row[: len(wanted)]) for row, (wanted, _) in zip(rows[5 * number :], best, strict=False)] == [
+            wanted for wanted, _ in best
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (
+            {"num_beams": [3, 2]},
+            r"num_beams=\[3, 2\], expected 2 beams or more on some level, and on the last one",
+        ),
+        ({"num_beams": [0, 4]}, "num_beams has 0, expected 1 or more"),
+        ({"num_beams": [4], "exact": True}, "num_beams is a list, expected a number with exact=True"),
+        ({"num_beams": [4], "use_cache": False}, "widths is given, expected None in transformers' loop"),
+    ],
+)
+def test_beams_by_level_are_checked(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(num_return_sequences=3, **kwargs)
 
 
 FEW = ConstraintIndex.from_sequences([row[: 1 + n % 4].tolist() for n, row in enumerate(ROWS[::50])], eos_token_id=EOS)

@@ -216,9 +216,11 @@ def retire(
     length_penalty: float | Array,  # as in transformers: scores are divided by `length ** length_penalty`
     early_stopping: bool | str,  # as in transformers: True closes a row as soon as its pool is full
     length: int | Int[Array, " batch"] | None = None,  # of the candidates; None for as many as they have columns
+    num_beams: int | None = None,  # K; None for as many as the pool has room for
 ) -> tuple[Beams, Finished]:
     """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue."""
-    ops, num_beams = kept.ops, finished.scores.shape[1]
+    ops, room = kept.ops, finished.scores.shape[1]
+    num_beams = room if num_beams is None else num_beams
     is_open = finished.may_improve
     if early_stopping is True:
         is_open = is_open & ~finished.is_full
@@ -229,7 +231,7 @@ def retire(
         kept = kept.losing(ops.fill(kept.scores, is_accepted | ~ends, DEAD))
     sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
 
-    best_scores, best = ops.topk(ops.concat([finished.scores, scores], 1), num_beams)
+    best_scores, best = ops.topk(ops.concat([finished.scores, scores], 1), room)
     pool = Finished(
         ops,
         sequences=ops.along(ops.concat([finished.sequences, sequences], 1), best),

@@ -44,17 +44,19 @@ def accept(
         return beam.retire_in_place(*_ended(kept, finished, catalogue, plan, level=level))
 
     all_end = level + 1 == catalogue.max_length and plan.ends_together(is_ragged=catalogue.is_ragged)
-    num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
+    number = plan.num_beams if plan.widths is None else plan.beams_at(level)
+    num_kept = plan.num_kept // plan.num_beams * number if (may_end and not all_end) or plan.do_sample else number
     kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
-        finished = beam.finish(kept, length_penalty=plan.length_penalty)
+        finished = beam.finish(beam.widened(kept, plan.num_beams), length_penalty=plan.length_penalty)
         return replace(kept, scores=kept.ops.full(kept.scores.shape, DEAD, kept.scores)), finished
     options: dict[str, Any] = {"length_penalty": plan.length_penalty, "early_stopping": plan.early_stopping}
     if may_end:
         assert finished is not None
-        beams, finished = beam.retire(*_ended(kept, finished, catalogue, plan, level=level), **options)
+        ended = _ended(kept, finished, catalogue, plan, level=level)
+        beams, finished = beam.retire(*ended, num_beams=number, **options)
     else:
-        beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
+        beams = beam.keep_best(kept, number) if plan.do_sample else kept
     if plan.has_criteria or any(catalogue.has_leaves[: level + 1]):
         assert finished is not None
         finished = beam.update_may_improve(beams, finished, max_new_tokens=plan.max_new_tokens, **options)

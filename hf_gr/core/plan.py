@@ -22,6 +22,7 @@ class Options:
 
     num_beams: int = static()  # K; 1 decodes every path on its own (greedy, or sampling)
     num_return_sequences: int = static()  # R
+    widths: tuple[int, ...] | None = static(default=None)  # beams by level, the last of them for all that follow
     num_kept: int = static()  # candidates kept a level: K, plus spares to replace beams that end here
     do_sample: bool = static()
     early_stopping: bool | str = static()
@@ -49,6 +50,10 @@ class Options:
     def width(self) -> int:
         """Paths a row."""
         return max(self.num_beams, self.num_return_sequences)
+
+    def beams_at(self, level: int) -> int:
+        """The beams that a level leaves."""
+        return self.num_beams if self.widths is None else self.widths[min(level, len(self.widths) - 1)]
 
     @property
     def keeps_steps(self) -> bool:

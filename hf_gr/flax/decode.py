@@ -26,7 +26,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.core import beam
-from hf_gr.core.beam import Beams, Finished, of_level, to_room
+from hf_gr.core.beam import Beams, Finished, of_level, to_room, widened
 from hf_gr.core.decide import accept, best, can_change, proven
 from hf_gr.core.verifiers import locate, relaxed_places
 
@@ -264,7 +264,7 @@ class _Search:
             beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise, picked=picked
         )
         num_accepted = jnp.where(is_here & (level > scored.levels), scored.num_accepted(beams, own), 0)
-        new = (to_room(kept, self.num_levels), finished)
+        new = (widened(to_room(kept, self.num_levels), plan.width), finished)
         kept, finished = where_rows(is_here, new, (state.beams, state.finished))
         levels = jnp.where(is_here, level + 1, state.levels)
         speculation = state.speculation.accepting(num_accepted)

@@ -26,6 +26,7 @@ from .checks import (
     check_lengths,
     check_tokens_of_catalogue,
     exact_width,
+    read_widths,
 )
 from .configuration import GR_FIELDS, set_fields
 from .drafts import BaseDraft, drafts_of
@@ -96,7 +97,10 @@ class BaseCall(ABC):
                 raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
             if first_of("top_k", kwargs, *configs) is None:
                 kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
-        nodes_at_once = None
+        nodes_at_once, widths = None, None
+        if isinstance(kwargs.get("num_beams"), list | tuple):
+            widths = read_widths(kwargs["num_beams"], first_of("num_return_sequences", kwargs, *configs) or 1)
+            kwargs["num_beams"] = max(widths)
         if first_of("exact", fields, *configs):
             if first_of("do_sample", kwargs, *configs) and first_of("top_k", kwargs, *configs) is None:
                 kwargs["top_k"] = 0  # transformers' default, 50, would hide items
@@ -111,6 +115,9 @@ class BaseCall(ABC):
         set_fields(config, fields)
         check_config(config)
         check_exact(config, nodes_at_once, fields)
+        config.widths = widths
+        if widths is not None and (config.exact or config.verification != "strict"):
+            raise ValueError("num_beams is a list, expected a number with exact=True and draft heads: pass a number")
         indexes = resolve_index(model, indexes, may_be_list=True)
         prompt = cls.read_prompt(model, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)

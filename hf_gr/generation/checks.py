@@ -78,6 +78,19 @@ def check_exact(config: Any, nodes_at_once: Any, given: Mapping[str, Any]) -> No
         raise ValueError("output_logits=True with exact=True, expected False: there are no levels of beams; omit it")
 
 
+def read_widths(num_beams: Any, num_results: Any) -> tuple[int, ...]:
+    """Check beams by level."""
+    for width in num_beams:
+        if not is_integer(width) or width < 1:
+            raise ValueError(f"num_beams has {width!r}, expected 1 or more beams for each level")
+    if not num_beams or max(num_beams) < 2 or num_beams[-1] < num_results:
+        raise ValueError(
+            f"num_beams={[*num_beams]}, expected 2 beams or more on some level, and on the last one "
+            f"num_return_sequences={num_results} or more"
+        )
+    return tuple(map(int, num_beams))
+
+
 def exact_width(num_rows: int, vocab_size: int) -> int:
     """How many prefixes of every row one forward of `exact=True` scores by default."""
     return max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (num_rows * vocab_size)), 2)
@@ -212,6 +225,7 @@ def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) ->
     return {
         "num_beams": config.num_beams,
         "num_return_sequences": config.num_return_sequences,
+        "widths": config.widths,
         "num_kept": (1 if is_relaxed else max(2, 1 + len(end_tokens(config)))) * config.num_beams,
         "do_sample": config.do_sample,
         "early_stopping": config.early_stopping,

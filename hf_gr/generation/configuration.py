@@ -47,7 +47,12 @@ GR_FIELDS: dict[str, Any] = {
     "max_nodes": None,
 }
 # Of these fields and of `generate`'s arguments, what transformers' own loop has not, and what to do there.
-OF_OUR_LOOP = {"exact": "omit it", "seed": "use torch.manual_seed", "generator": "use torch.manual_seed"}
+OF_OUR_LOOP = {
+    "exact": "omit it",
+    "widths": "pass num_beams as one number",
+    "seed": "use torch.manual_seed",
+    "generator": "use torch.manual_seed",
+}
 SAVED_AS = "hf_gr"
 
 

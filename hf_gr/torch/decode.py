@@ -22,6 +22,7 @@ from itertools import compress
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -292,7 +293,8 @@ class _Search:
         width, length = self.plan.width, self.catalogue.max_length
         beams = [to_room(widened(one.beams, width), length) for one in (new, old)]
         finished = new.finished if old.finished is None else where(new.finished, old.finished)
-        return replace(new, beams=where(*beams), finished=finished, parents=rows.where(new.parents, old.parents))
+        parents = (F.pad(one.parents, (0, width - one.parents.shape[1])) for one in (new, old))
+        return replace(new, beams=where(*beams), finished=finished, parents=rows.where(*parents))
 
     def _keep(self, name: str, frontier: Frontier, step: Float[Tensor, "batch beams vocab"]) -> None:
         """Keep what was found of a level."""
@@ -301,4 +303,9 @@ class _Search:
 
     def _steps(self, name: str) -> tuple[Tensor, ...]:
         """The outputs kept for every level, one row a path; all paths of a beam search share the first step's."""
-        return tuple(step.expand(-1, self.plan.width, -1).flatten(0, 1) for step in self.kept[name][: self.deepest])
+        steps, width = self.kept[name][: self.deepest], self.plan.width
+        wide = (
+            step if step.shape[1] == 1 else F.pad(step, (0, 0, 0, width - step.shape[1]), value=beam.DEAD)
+            for step in steps
+        )
+        return tuple(step.expand(-1, width, -1).flatten(0, 1) for step in wide)

@@ -84,7 +84,7 @@ class Request:
         return found
 
     def beams(
-        self, num_beams: int, *, renormalize: bool, length_penalty: float, noise: int | None = None
+        self, num_beams: Any, *, renormalize: bool, length_penalty: float, noise: int | None = None
     ) -> list[tuple[tuple[int, ...], float]]:
         """The slow beam search; with `noise`, every score is moved by as much as rounding may move it."""
 
@@ -135,7 +135,7 @@ def check_rows(
     *,
     processor: Processor | None,
     is_exact: bool,
-    num_beams: int,
+    num_beams: Any,
     renormalize: bool = False,
     length_penalty: float = 1.0,
     proven: list[int] | None = None,
@@ -188,7 +188,7 @@ def _judge_beams(
     found: list[tuple[int, ...] | None],
     scores: list[float],
     *,
-    num_beams: int,
+    num_beams: Any,
     is_exact: bool,
     renormalize: bool,
     length_penalty: float,

@@ -72,6 +72,8 @@ class Options:
             given["early_stopping"] = pick(rng, "never", "never", True, False)
             given["length_penalty"] = pick(rng, 1.0, 1.0, 0.0, 0.5, 2.0, -1.0, *(() if has_limits else (6.0, 30.0)))
             given["renormalize_logits"] = bool(rng.random() < 0.25)
+            if rng.random() < 0.2 and not samples and not loops and drawn[0] not in (*NO_CACHE, *NAMES):
+                given["num_beams"] = [*rng.choice([1, 2, 5, 24, 64], size=rng.integers(4)).tolist(), beams]
         if rng.random() < 0.15:
             given["max_new_tokens"] = catalogue.index.max_length + int(rng.integers(0, 4))
         if loops:
@@ -154,7 +156,7 @@ def check(model: Any, batch: Batch, options: Options) -> int:
     out = model.generate(**batch.inputs, **rules, **given)
     prompt_length = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
     assert len(out.sequences) == len(batch.legal) * given["num_return_sequences"]
-    competes = given["num_beams"] > 1
+    competes = given["num_beams"] != 1
     check_rows(
         model,
         batch,

@@ -92,6 +92,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 its tokens and its seed: not on the rest of the batch, the padding, drafts, the device or the backend,
                 except through rounding of scores; nor on items added or removed elsewhere in the catalogue.
             generator: draws the seeds instead; by default the device's own does. The output's `seeds` lists them.
+            num_beams: as in transformers, or a list: how many beams each level leaves, the last number for all that
+                follow. Wide where it matters: `[8, 32, 64]`.
             all others: as in transformers. Decoding modes are greedy, sampling, beam search and beam sampling. With a
                 catalogue the length may be omitted; `past_key_values` holds one row per prompt, for its first tokens
                 or all of them, and is not changed; and `sequences_scores` sums log-probabilities over the full
