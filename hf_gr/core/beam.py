@@ -220,11 +220,11 @@ def retire(
 ) -> tuple[Beams, Finished]:
     """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue."""
     ops, room = kept.ops, finished.scores.shape[1]
-    num_beams = room if num_beams is None else num_beams
+    number: int = room if num_beams is None else num_beams
     is_open = finished.may_improve
     if early_stopping is True:
         is_open = is_open & ~finished.is_full
-    is_accepted = ends & (ops.arange(ends.shape[1], ends) < num_beams) & is_open
+    is_accepted = ends & (ops.arange(ends.shape[1], ends) < number) & is_open
     scores = penalized(kept.scores, kept.length if length is None else length, length_penalty)
     scores = ops.fill(scores, ~is_accepted, DEAD)
     if kept.lost is not None:
@@ -239,7 +239,7 @@ def retire(
         scores=best_scores,
         may_improve=finished.may_improve,
     )
-    return keep_best(_stop(kept, ends), num_beams), pool
+    return keep_best(_stop(kept, ends), number), pool
 
 
 def finish(kept: Beams, *, length_penalty: float | Array) -> Finished:
