@@ -48,7 +48,8 @@ def accept(
     num_kept = plan.num_kept // plan.num_beams * number if (may_end and not all_end) or plan.do_sample else number
     kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
-        finished = beam.finish(beam.widened(kept, plan.num_beams), length_penalty=plan.length_penalty)
+        wide = kept if number == plan.num_beams else beam.widened(kept, plan.num_beams)
+        finished = beam.finish(wide, length_penalty=plan.length_penalty)
         return replace(kept, scores=kept.ops.full(kept.scores.shape, DEAD, kept.scores)), finished
     options: dict[str, Any] = {"length_penalty": plan.length_penalty, "early_stopping": plan.early_stopping}
     if may_end:

@@ -114,7 +114,8 @@ class BaseCall(ABC):
         config, model_kwargs = cls.prepare_config(model, generation_config, kwargs)
         set_fields(config, fields)
         check_config(config)
-        check_exact(config, nodes_at_once, fields)
+        if config.exact or config.max_nodes:
+            check_exact(config, nodes_at_once, fields)
         config.widths = widths
         if widths is not None and (config.exact or config.verification != "strict"):
             raise ValueError("num_beams is a list, expected a number with exact=True and draft heads: pass a number")
