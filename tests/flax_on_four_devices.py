@@ -74,6 +74,7 @@ def check(family: str, rows: int, mesh: Mesh | None, index: Any, **kwargs: Any) 
     assert len(found.sequences) == rows * kwargs["num_return_sequences"]
     assert found.sequences.tolist() == expected.sequences.tolist()
     assert found.beam_indices.tolist() == expected.beam_indices.tolist()
+    assert str(found.num_proven) == str(expected.num_proven)
     both = (
         (out.sequences_scores, *(out.scores or ())) if kwargs["output_scores"] else () for out in (found, expected)
     )
@@ -95,6 +96,12 @@ def test_by_default_all_devices_have_rows_and_nothing_changes() -> None:
         again = model_of("qwen3").generate(**prompts(3), constraint_index=RAGGED, **BEAMS)
     assert again.sequences.tolist() == found.sequences.tolist()
     assert decode_on_mesh._cache_size() == programs
+
+
+@pytest.mark.parametrize("shape", [(4, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
+def test_each_device_searches_its_rows_best_first(shape: tuple[int, int]) -> None:
+    found = check("qwen3", 5, jax.make_mesh(shape, ("data", "model")), RAGGED, exact=True, max_nodes=400)
+    assert found.num_proven.tolist() == [4] * 5
 
 
 def test_the_second_call_compiles_nothing_and_rules_are_by_row() -> None:

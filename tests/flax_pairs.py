@@ -59,6 +59,8 @@ def check(models: Any, inputs: dict[str, torch.Tensor], mine: dict[str, Any] | N
     assert isinstance(ours.sequences, jax.Array)
     assert ours.sequences.tolist() == theirs.sequences.tolist()
     assert ours.item_ids == theirs.item_ids
+    proven = [None if out.get("num_proven") is None else out.num_proven.tolist() for out in (ours, theirs)]
+    assert proven[0] == proven[1]
     if theirs.get("beam_indices") is not None:
         assert ours.beam_indices.tolist() == theirs.beam_indices.tolist()
         np.testing.assert_allclose(ours.sequences_scores, theirs.sequences_scores.numpy(), atol=SCORE_TOL, rtol=0)

@@ -176,7 +176,8 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
     model, inputs = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="flax"), prompts(3, 9)
     out = model.generate(**to_numpy(inputs), return_dict_in_generate=True)
     assert out.sequences.tolist() == torch_model.generate(**inputs, constraint_index=RAGGED).tolist()
-    assert out.keys() == {"sequences", "beam_indices", "speculation"}  # scores are given where they are asked for
+    # Scores are given where they are asked for.
+    assert out.keys() == {"sequences", "beam_indices", "num_proven", "speculation"}
     other = RAGGED.where(list(range(50)))
     other.save_pretrained(tmp_path / "other")
     given = GRGenerationConfig(constraint_index=str(tmp_path / "other"), length_penalty=0.5)

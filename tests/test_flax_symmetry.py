@@ -19,7 +19,6 @@ ALONE = {
     "assistants": "classes of drafters in torch",
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
-    "best_first": "not yet in Flax",
     "graphs": "XLA compiles programs and keeps them",
     "tree_attention": "programs of Flax attend by masks",
     "arrays": "PyTorch has these",

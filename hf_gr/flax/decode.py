@@ -136,7 +136,10 @@ class _Search:
             context = Context(self.catalogue, plan, self.noise, self.draft_params, memory)
             draft = drafter.draft(beams, levels, jnp.ones(batch_size, dtype=bool), context)
             nodes = draft.nodes
-        logits, hidden, cache, made = self._read(prompt, nodes, () if drafter is None else drafter.tail)
+        tail = () if drafter is None else drafter.tail
+        logits, hidden, cache, made = read_prompt(
+            self.scorer, self.params, prompt, nodes, tail, num_levels=self.num_levels
+        )
         if drafter is not None and drafter.tail:
             memory = drafter.start(self.draft_params, prompt, hidden)
         root = jnp.zeros((batch_size, 1), dtype=jnp.int32)
@@ -156,34 +159,6 @@ class _Search:
             step_logits=no_steps if plan.output_logits else None,
         )
         return self._decide_all(state, scored, range(1 if draft is None or drafter is None else 1 + drafter.num_first))
-
-    def _read(
-        self, prompt: Prompt, nodes: Nodes, tail: tuple[int, ...]
-    ) -> tuple[Float[Array, "batch nodes vocab"], Array | None, ScorerCache, Any]:
-        """Compute the prompt, drafted nodes below it, and a tail after it, which no other token sees.
-
-        Returns:
-            The logits after the prompt and the nodes; the output at the prompt's end and at the tail, if there is one;
-            the cache of the prompt; and what the nodes are to later ones, with a place for the prompt's end.
-        """
-        batch_size, num_nodes = nodes.tokens.shape
-        if not num_nodes and not tail:
-            logits, cache = self.scorer.prefill(self.params, prompt)
-            return logits[:, None], None, cache, None
-        assert isinstance(self.scorer, JointScorer)
-        visible = nodes_seen(nodes.parents, 1, num_levels=self.num_levels - 1)[0][:, 1:, 1:]
-        tokens, depths = nodes.tokens, nodes.depths
-        if tail:
-            own = jnp.arange(len(tail), dtype=jnp.int32)
-            tokens = _behind(tokens, jnp.broadcast_to(jnp.array(tail, dtype=jnp.int32), (batch_size, len(tail))))
-            depths = _behind(depths, jnp.broadcast_to(1 + own, (batch_size, len(tail))))
-            visible = jnp.pad(visible, ((0, 0), (0, len(tail)), (0, len(tail))))
-            visible = visible.at[:, num_nodes:, num_nodes:].set(own[:, None] >= own)
-        hidden, cache, made = self.scorer.read_with(self.params, prompt, tokens, depths, visible)
-        logits = self.scorer.logits(self.params, hidden[:, : 1 + num_nodes])
-        made = jax.tree.map(lambda array: _with_more(array[..., :num_nodes, :], front=1), made)
-        of_tail = _behind(hidden[:, :1], hidden[:, 1 + num_nodes :]) if tail else None
-        return logits, of_tail, cache, made if num_nodes else None
 
     def any_open(self, state: _State) -> Bool[Array, ""]:
         """Whether some row needs a forward."""
@@ -313,6 +288,35 @@ class _Search:
             behind = (state.levels < _most(state.levels, self.plan)) & (state.levels < self.num_levels)
             is_open = jnp.where(any_open, state.levels < self.num_levels, behind)
         return is_open
+
+
+def read_prompt(
+    scorer: Scorer, params: Params, prompt: Prompt, nodes: Nodes, tail: tuple[int, ...] = (), *, num_levels: int
+) -> tuple[Float[Array, "batch nodes vocab"], Array | None, ScorerCache, Any]:
+    """Compute the prompt, drafted nodes below it, and a tail after it, which no other token sees.
+
+    Returns:
+        The logits after the prompt and the nodes; the output at the prompt's end and at the tail, if there is one;
+        the cache of the prompt; and what the nodes are to later ones, with a place for the prompt's end.
+    """
+    batch_size, num_nodes = nodes.tokens.shape
+    if not num_nodes and not tail:
+        logits, cache = scorer.prefill(params, prompt)
+        return logits[:, None], None, cache, None
+    assert isinstance(scorer, JointScorer)
+    visible = nodes_seen(nodes.parents, 1, num_levels=num_levels - 1)[0][:, 1:, 1:]
+    tokens, depths = nodes.tokens, nodes.depths
+    if tail:
+        own = jnp.arange(len(tail), dtype=jnp.int32)
+        tokens = _behind(tokens, jnp.broadcast_to(jnp.array(tail, dtype=jnp.int32), (batch_size, len(tail))))
+        depths = _behind(depths, jnp.broadcast_to(1 + own, (batch_size, len(tail))))
+        visible = jnp.pad(visible, ((0, 0), (0, len(tail)), (0, len(tail))))
+        visible = visible.at[:, num_nodes:, num_nodes:].set(own[:, None] >= own)
+    hidden, cache, made = scorer.read_with(params, prompt, tokens, depths, visible)
+    logits = scorer.logits(params, hidden[:, : 1 + num_nodes])
+    made = jax.tree.map(lambda array: _with_more(array[..., :num_nodes, :], front=1), made)
+    of_tail = _behind(hidden[:, :1], hidden[:, 1 + num_nodes :]) if tail else None
+    return logits, of_tail, cache, made if num_nodes else None
 
 
 def _behind(first: Array, second: Array) -> Array:

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from hf_gr.core.widths import bucket
 
+from .best_first import best_first
 from .decode import Decoded, decode
 from .noise import Noise
 from .plan import DecodePlan
@@ -103,17 +104,18 @@ def decode_on_mesh(
     noise: Noise | None = None,
     draft_params: Params | None = None,
 ) -> Decoded:
-    """`decode` on several devices: parameters and catalogue are there, and "data" divides the number of rows."""
+    """`decode`, or `best_first`, on several devices: parameters and catalogue are there, "data" divides the rows."""
+    loop: Any = best_first if plan.max_nodes else decode
     if mesh.shape[MODEL] > 1:
         prompt, noise = lax.with_sharding_constraint((prompt, noise), NamedSharding(mesh, P(DATA)))
-        return decode(scorer, params, catalogue, prompt, plan, noise, draft_params)
+        return loop(scorer, params, catalogue, prompt, plan, noise, draft_params)
     if plan.output_scores or plan.output_logits:  # of every level that any row needs
         plan = replace(plan, rows_axis=DATA)
     given = (params, catalogue, prompt, plan, noise, draft_params)
     rows = P(DATA)
     of_catalogue = DeviceCatalogue(P(), P(), rows, None if catalogue.hidden is None else rows)  # pyright: ignore
     specs = (P(), of_catalogue, rows, P(), None if noise is None else rows, P())  # pyright: ignore
-    run = jax.shard_map(partial(decode, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
+    run = jax.shard_map(partial(loop, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
     return run(*given)
 
 

@@ -48,6 +48,7 @@ class Speculation:
         accepted_nodes: those of them that became beams.
         drafted_steps: levels drafted, by row; a level may be drafted several times.
         accepted_steps: levels decided from a draft: at most all but the first, as AtSpeed counts.
+        num_nodes: with `exact=True`, the prefixes scored after the prompt that were not drafted, by row; else None.
         chosen: the draft that `drafting="auto"` has taken: "none", "trie", "head" or "assistant"; None without
             "auto" (static: no program knows it).
     """
@@ -58,6 +59,7 @@ class Speculation:
     accepted_nodes: Int[HostOrDevice, " batch"]
     drafted_steps: Int[HostOrDevice, " batch"]
     accepted_steps: Int[HostOrDevice, " batch"]
+    num_nodes: Int[HostOrDevice, " batch"] | None = None
     chosen: str | None = static(default=None)
 
     @classmethod

@@ -79,8 +79,6 @@ class Call(BaseCall):
             raise ValueError("seed and key are given, expected one of them: a key draws the seed")
         call = super().read(model, inputs, generation_config, kwargs, **shared)
         config, catalogue, prompt = call.config, call.rules.shared, call.prompt
-        if config.exact:
-            raise ValueError("exact=True, expected False in Flax: use backend='torch'")
         # The last token of a sequence is not computed.
         model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.inputs.shape[1])
         seeds = call.seeds if config.do_sample else None
@@ -92,6 +90,8 @@ class Call(BaseCall):
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
         )
+        if config.exact:
+            check_exact(config, processors)
         plan = make_plan(config, catalogue, processors, step_scores=call.step_scores)
         mesh = to_mesh(mesh)
         num_rows = num_rows_on(mesh, prompt.num_rows)
@@ -153,7 +153,8 @@ class Call(BaseCall):
             "seeds": None if self.seeds is None else self.seeds.tolist(),
         }
         if plan.is_beam_search:
-            first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * plan.width
+            width = 0 if config.exact else plan.width  # of a search by beams alone
+            first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * width
             paths = np.where(beam_indices >= 0, beam_indices + first_path, -1)[..., :length].reshape(-1, length)
             fields["beam_indices"] = jax.device_put(paths)
             fields["sequences_scores"] = jax.device_put(found["scores"].reshape(-1)) if config.output_scores else None
@@ -229,6 +230,22 @@ def processors_of(
     if not (suppressed.any() or functions or criteria):
         return None
     return Processors(suppressed if suppressed.any() else None, functions, criteria)
+
+
+def check_exact(config: Any, processors: Processors | None) -> None:
+    """Refuse what `exact=True` does not go with: samples, and all that may make a prefix worse than an item below."""
+    if config.do_sample:
+        raise ValueError(
+            "do_sample=True with exact=True, expected False in Flax: omit one, or use backend='torch', which draws "
+            "items without replacement"
+        )
+    if processors is not None:
+        functions = [("logits_processor", processors.functions), ("stopping_criteria", processors.criteria)]
+        name = next((name for name, given in functions if given), "suppress_tokens")
+        raise ValueError(
+            f"{name} with exact=True, expected neither logits processors nor stopping criteria, after which a prefix "
+            "may be less probable than an item below it: omit it"
+        )
 
 
 def _read_functions(given: Any, name: str, returned: str) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from hf_gr.flax.scorers import Params
 from hf_gr.generation.call import Prompt
 from hf_gr.generation.checks import draft_budget
 from hf_gr.generation.drafts import BaseDraft, fastest
+from hf_gr.generation.messages import say_once
 
 from .prompts import to_bucket
 
@@ -166,6 +167,12 @@ def draft_of(
 ) -> Draft:
     """The draft of a call, of several the fastest."""
     draft = next(iter(drafts.values()))
+    if draft.config.exact and draft.config.drafting is not None:
+        if draft.searches:
+            say_once(f"drafting={draft.searches!r} with exact=True is 'trie' in Flax: what else drafts is not asked")
+        draft = TrieDraft(draft.model, draft.config)
+        draft.chosen = "trie" if draft.config.drafting == "auto" else None
+        return draft
     if draft.config.drafting != "auto":
         return draft
     model, rows = draft.model, num_rows // (1 if mesh is None else mesh.shape[DATA])  # of one device

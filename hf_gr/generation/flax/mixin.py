@@ -21,6 +21,7 @@ from transformers import GenerationConfig
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.flax.best_first import best_first_program
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh, replicated, settings_of_ours
 from hf_gr.flax.transition import device_catalogue
@@ -79,8 +80,8 @@ class FlaxGenerationMixin:
             kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. Unsupported ones are
                 refused by name. Drafts are those of `GRGenerationConfig`, in shapes that are fixed when a program
                 is compiled: a forward scores room for four times the average number of nodes below the beams, up to
-                `draft_token_budget`, and all nodes of a draft model's search. Of the verifications `"last_level"` and
-                `"none"` are PyTorch's alone.
+                `draft_token_budget`, and all nodes of a draft model's search. With `exact=True` only the catalogue
+                drafts, and only with the prompt. Of the verifications `"last_level"` and `"none"` are PyTorch's alone.
 
         Returns:
             What `GRGenerationMixin.generate` returns, in JAX: `[B * R, P + T]` tokens, or with
@@ -136,7 +137,9 @@ class FlaxGenerationMixin:
             seed=seed,
         )
         mesh = call.mesh
-        program = decode_program if mesh is None else partial(decode_on_mesh, mesh)
+        program: Any = best_first_program if call.plan.max_nodes else decode_program
+        if mesh is not None:
+            program = partial(decode_on_mesh, mesh)
         with settings_of_ours(mesh):
             catalogue = device_catalogue(call.rules, replicated(mesh), num_rows=call.num_rows)
             scorer, params = call.draft.scorer(call.plan, mesh)
