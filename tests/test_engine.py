@@ -90,6 +90,24 @@ async def test_a_request_alone_is_answered_as_by_generate(family: str) -> None:
 
 
 @in_loop
+async def test_exact_requests_are_batched_apart_and_proven() -> None:
+    model = model_of()
+    async with Engine(model, INDEX, num_beams=2, num_results=2) as engine:
+        wishes: list[dict[str, Any]] = [{"exact": True, "num_results": 9}, {}, {"exact": True, "exclude": IDS[:5]}]
+        exact, beams, excluded = await asyncio.gather(*[engine.recommend(history=["B07"], **wish) for wish in wishes])
+        with pytest.raises(ValueError, match="exact=1, expected true or false"):
+            await engine.recommend(history=["B07"], exact=1)  # pyright: ignore
+    same(exact, expected(model, INDEX, tokens_of(["B07"]), num_beams=len(IDS), num_results=9))
+    assert exact.num_proven == len(exact.items) == 9
+    assert excluded.num_proven == 2
+    assert not set(excluded.items) & set(IDS[:5])
+    same(beams, expected(model, INDEX, tokens_of(["B07"]), num_beams=2, num_results=2))
+    assert beams.num_proven is not None
+    async with Engine(model, INDEX, num_results=2, exact=True) as engine:
+        assert (await engine.recommend(history=["B07"])).num_proven == 2
+
+
+@in_loop
 async def test_many_requests_with_all_kinds_of_wishes() -> None:
     model, log, draw = model_of(), Log(), random.Random(0)
     asked: list[dict[str, Any]] = []

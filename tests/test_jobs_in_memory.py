@@ -105,6 +105,24 @@ def test_histories_give_lists_of_items(loaded: Any, table: pa.Table, rows: Any) 
     assert not any(set(items) & set(history) for items, history in zip(found, histories, strict=True))
 
 
+def test_exact_items_are_those_of_beams_that_cut_nothing(loaded: Any, table: pa.Table) -> None:
+    """And `evaluate` says what share of lists is proven."""
+    model, index = loaded
+    options: dict[str, Any] = {"constraint_index": index, "history": "seen", "progress": False}
+    wide = recommend(model, table, top_k=9, num_beams=len(index), exclude="seen", **options)
+    found = recommend(model, table, top_k=9, exact=True, exclude="seen", **options)
+    assert found.column("items").to_pylist() == wide.column("items").to_pylist()
+    assert found.column_names == ["row", "items", "scores", "num_proven"]
+    assert found.column("num_proven").to_pylist() == [len(items) for items in found.column("items").to_pylist()]
+    how: dict[str, Any] = options | {"cutoffs": (2, 5), "sampled_users": 1, "baselines": False, "on_error": "skip"}
+    (exact,), (beams,) = (evaluate(model, table, **how, **one).results for one in ({"exact": True}, {"num_beams": 5}))
+    assert (exact.label, exact.proven) == ("model, exact", 1.0)
+    assert beams.label == "model, 5 beams"
+    assert beams.proven is not None
+    assert beams.proven < 1.0
+    assert "proven lists" in str(evaluate(model, table, **how, exact=True))
+
+
 def test_a_table_in_memory_may_be_written_and_resumed(loaded: Any, table: pa.Table, rows: Any, tmp_path: Path) -> None:
     model, index = loaded
     frame, output = table.to_pandas(), tmp_path / "recs.parquet"

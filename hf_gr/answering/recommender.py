@@ -18,6 +18,7 @@ import numpy as np
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer, to_host
+from hf_gr.generation.checks import NODES_AT_ONCE
 from hf_gr.generation.seeds import row_seeds
 
 from .backends import Backend, backend_of
@@ -45,11 +46,21 @@ OUTPUTS = {  # what `answer` asks of `generate`; no scores of steps, `[batch * b
 
 
 def default_beams(model: Any, options: Mapping[str, Any], num_results: int) -> int:
-    """The beams of a search by default: the checkpoint's own, else 20; as many as results at least."""
+    """The beams of a search by default: the checkpoint's own, else 20, or as many as results; `generate`'s if exact."""
+    if option_of(model, options, "exact"):
+        return NODES_AT_ONCE
     configs = (options.get("generation_config"), model.generation_config)
     numbers = (getattr(config, "num_beams", None) for config in configs)
     own = next((number for number in numbers if number is not None), 1)
     return max(own if own > 1 else NUM_BEAMS, num_results)
+
+
+def option_of(model: Any, options: Mapping[str, Any], name: str) -> Any:
+    """An option of `generate`: from this call, else the config passed to it, else the checkpoint's."""
+    if name in options:
+        return options[name]
+    own = getattr(options.get("generation_config"), name, None)
+    return getattr(model.generation_config, name, None) if own is None else own
 
 
 def useful_beams(num_beams: int, index: ConstraintIndex, num_results: int) -> int:
@@ -61,12 +72,14 @@ def useful_beams(num_beams: int, index: ConstraintIndex, num_results: int) -> in
 class Answer:
     """The answer to one request, best first: `[k]` items and their scores, k at most `num_results`.
 
-    `is_broken`: there are none although some are allowed, since the model's scores are not numbers.
+    `is_broken`: there are none although some are allowed, since the model's scores are not numbers. `num_proven`: how
+    many of the first are certainly the best; None where `generate` cannot tell.
     """
 
     items: list[Any]
     scores: list[float]
     is_broken: bool = False
+    num_proven: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,7 @@ class Recommender:
         filter: Any = None,
         rule: Any = None,
         seed: Any = None,
+        exact: Any = None,
     ) -> Request:
         """Read a request, with the arguments of `Engine.recommend`.
 
@@ -126,10 +140,14 @@ class Recommender:
                 f"{given[1]} is given together with {given[0]}, expected one of history, text and tokens: omit one"
             )
         wanted = self.num_results if num_results is None else _count(num_results, "num_results", self.max_beams)
-        beams = max(self.num_beams, wanted)
+        own = self.model is not None and bool(self.option("exact"))
+        if exact is not None and not isinstance(exact, bool):
+            raise ValueError(f"exact={shown(exact)}, expected true or false")
+        is_exact = own if exact is None else exact
+        beams = max(self.num_beams if is_exact == own else NODES_AT_ONCE if is_exact else NUM_BEAMS, wanted)
         if num_beams is not None:
             beams = _count(num_beams, "num_beams", self.max_beams, fewest=2)
-        if beams < wanted:
+        if beams < wanted and not is_exact:
             raise ValueError(f"num_beams={beams}, expected at least num_results={wanted}: ask for more beams")
         excluded = tuple(item_list(exclude, "exclude", self.index.snapshot))
         allowed, unknown = None, []
@@ -156,7 +174,7 @@ class Recommender:
                 fix = "send known items"
             raise ValueError(f"{problem}: {fix}, or have a fallback list answer")
         missing = (*dropped, *unknown)
-        return Request(prompt, excluded, allowed, rule, own_seed, wanted, beams, known, missing, num_cut)
+        return Request(prompt, excluded, allowed, rule, own_seed, wanted, beams, is_exact, known, missing, num_cut)
 
     @cached_property
     def room(self) -> int | None:
@@ -276,18 +294,17 @@ class Recommender:
         length = 1 if self.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
         found = self.index.items(to_host(out.sequences)[:, length:])
         scores = out.sequences_scores.tolist()
+        proven = getattr(out, "num_proven", None)
+        proven = [None] * len(batch) if proven is None else to_host(proven).tolist()
         answers = []
         for number, (request, view) in enumerate(zip(batch, views, strict=True)):
             rows = slice(number * self.num_results, (number + 1) * self.num_results)
-            answers.append(self._best_of(request, view, found[rows], scores[rows]))
+            answers.append(self._best_of(request, view, found[rows], scores[rows], proven[number]))
         return answers
 
     def option(self, name: str) -> Any:
-        """An option of `generate`: from this call, else the config passed to it, else the checkpoint's."""
-        if name in self.options:
-            return self.options[name]
-        own = getattr(self.options.get("generation_config"), name, None)
-        return getattr(self.model.generation_config, name, None) if own is None else own
+        """An option of `generate`: see `option_of`."""
+        return option_of(self.model, self.options, name)
 
     def prompts(self, batch: Sequence[Request]) -> dict[str, Any]:
         """`input_ids` and `attention_mask` `[B, P]`: decoders need padding on the left, encoders on the right."""
@@ -326,7 +343,12 @@ class Recommender:
         return view
 
     def _best_of(
-        self, request: Request, view: ConstraintIndex, found: Sequence[Sequence[Any]], scores: Sequence[float]
+        self,
+        request: Request,
+        view: ConstraintIndex,
+        found: Sequence[Sequence[Any]],
+        scores: Sequence[float],
+        num_proven: int | None,  # of these sequences
     ) -> Answer:
         """The items allowed for a request, from `num_results` sequences in order: `num_results` at most."""
         exclude, best = set(request.exclude), dict[Any, float]()
@@ -338,7 +360,10 @@ class Recommender:
             best = {item: best[item] for item in split_items(list(best), view)[0]}
         kept = list(best)[: self.num_results]
         is_broken = not kept and view.num_items > int(np.count_nonzero(view.has_items(exclude)))
-        return Answer(kept, [best[item] for item in kept], is_broken=is_broken)
+        if num_proven is not None:
+            certain = {item for items in found[:num_proven] for item in items}
+            num_proven = sum(item in certain for item in kept)
+        return Answer(kept, [best[item] for item in kept], is_broken=is_broken, num_proven=num_proven)
 
 
 def _count(value: Any, name: str, most: int, *, fewest: int = 1) -> int:

@@ -40,6 +40,7 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
     num_resamples: int = NUM_RESAMPLES,
     bootstrap_seed: int = 0,
     sampled_users: int = SAMPLED_USERS,
+    exact: bool = False,
     assistant_model: Any = None,
     max_prompt_tokens: int | None = None,
     prefix_tokens: Sequence[int] = (),
@@ -81,6 +82,7 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
         new_items: ids of new items; users whose first target is one of them get their own metrics.
         cutoffs: the K of Recall@K and NDCG@K; the largest is the number of items per user.
         num_beams: one number or several, each evaluated; by default the checkpoint's own, else 20.
+        exact: evaluate the best items of the whole catalogue, instead of those that beams find: see `recommend`.
         baselines: also evaluate two recommenders without a model, for the same users: the most popular items, and the
             items that go with those of the history. They learn from the histories before the targets, and need
             `history`.

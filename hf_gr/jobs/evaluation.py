@@ -25,7 +25,7 @@ from hf_gr.catalogue.doubts import doubts_of
 
 from .baselines import ITEM_TO_ITEM, POPULARITY
 from .job import Job, make_job
-from .measures import Tally, baseline_lists, count_rows, learn, time_users
+from .measures import Tally, baseline_lists, count_rows, learn, proven_share, time_users
 from .reading import Users
 from .results import BeamResult, Evaluation, Result
 from .run import run_job
@@ -196,7 +196,14 @@ def _count(runs: Sequence[Run], job: Job, users: Users, cutoffs: tuple[int, ...]
     resampling = {"num_resamples": settings.num_resamples, "seed": settings.bootstrap_seed}
     counted = [{"num_skipped": num_skipped, **tally.result(**resampling)} for tally in tallies]
     results = tuple(
-        BeamResult(name=run.name, num_beams=run.num_beams, **run.measured, **fields)
+        BeamResult(
+            name=run.name,
+            num_beams=run.num_beams,
+            exact=settings.exact,
+            proven=proven_share(run.output),
+            **run.measured,
+            **fields,
+        )
         for run, fields in zip(runs, counted, strict=False)
     )
     baselines = tuple(Result(name=name, **fields) for name, fields in zip(names, counted[len(runs) :], strict=True))

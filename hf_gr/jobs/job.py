@@ -24,7 +24,7 @@ from hf_gr.tables.cells import shorten
 from hf_gr.tables.files import pa
 from hf_gr.tables.table import Rows
 
-from .parts import IS_FALLBACK, NUM_DROPPED
+from .parts import IS_FALLBACK, NUM_DROPPED, NUM_PROVEN
 from .reading import UserRow, Users, read_rows
 from .settings import DECIDING_ROWS, Settings
 from .warnings import counts_of, warning_of_repeated
@@ -61,6 +61,7 @@ class Job:
         answers = dict(zip(asked, self.recommender.answer_all(list(asked.values()), on_progress), strict=True))
         items: list[list[Any]] = []
         scores: list[list[float] | None] = []
+        proven = [answers[number].num_proven if number in answers else None for number in range(len(rows))]
         for number, row in enumerate(rows):
             if (answer := answers.get(number)) is not None:
                 items.append(answer.items)
@@ -88,6 +89,8 @@ class Job:
         if settings.unknown_items == "drop":
             dropped = [len(row.request.dropped) if row.request else 0 for row in rows]
             columns[NUM_DROPPED] = pa.array(dropped, pa.int64())
+        if settings.has_targets or settings.exact:
+            columns[NUM_PROVEN] = pa.array(proven, pa.int64())
         columns["error"] = pa.array(errors, pa.string())
         if settings.has_targets:
             columns["targets"] = pa.array([row.targets for row in rows], kind)
@@ -221,7 +224,8 @@ def _check_decoding(recommender: Recommender, settings: Settings) -> None:
             "the checkpoint's generation config samples, expected beam search: pass do_sample=False, since a resumed "
             "run would draw other rows"
         )
-    if recommender.num_beams < recommender.num_results or recommender.num_beams < 2:
+    least = 2 if recommender.option("exact") else max(recommender.num_results, 2)
+    if recommender.num_beams < least:
         most = "the largest of cutoffs" if settings.has_targets else "top_k"
         raise ValueError(
             f"num_beams={recommender.num_beams}, expected 2 or more and at least {most}={recommender.num_results}: "

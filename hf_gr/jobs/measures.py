@@ -26,6 +26,7 @@ from .baselines import Baselines, Histories
 from .intervals import UserValues
 from .job import USER, WAS_EXCLUDED, Job
 from .metrics import metric_names, user_metrics
+from .parts import NUM_PROVEN
 from .reading import Users
 from .results import Skipped
 
@@ -126,6 +127,15 @@ def count_rows(
     return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows)), num_spared
 
 
+def proven_share(output: Path) -> float | None:
+    """The share of a file's lists of which all items are proven; None if that is unknown."""
+    num_lists = num_proven = 0
+    for row in _rows(output, ("items", NUM_PROVEN)):
+        if row[NUM_PROVEN] is not None:
+            num_lists, num_proven = num_lists + 1, num_proven + (row[NUM_PROVEN] == len(row["items"]))
+    return num_proven / num_lists if num_lists else None
+
+
 def learn(job: Job, users: Users) -> Baselines:
     """Count the histories of a table, those of all users that have a prompt; targets are no part of them."""
     histories = Histories()
@@ -171,7 +181,7 @@ def _free_invalid(job: Job, request: Request) -> float:
     sequences: Any = recommender.model.generate(
         **prompts,
         constraint_index=False,
-        num_beams=recommender.num_beams,
+        num_beams=max(recommender.num_beams, recommender.num_results),
         num_return_sequences=recommender.num_results,
         max_new_tokens=recommender.index.max_length,
         min_new_tokens=None,
@@ -183,8 +193,8 @@ def _free_invalid(job: Job, request: Request) -> float:
     return sum(not items for items in found) / len(found)
 
 
-def _rows(output: Path) -> Iterator[dict[str, Any]]:
+def _rows(output: Path, columns: Collection[str] = COUNTED) -> Iterator[dict[str, Any]]:
     with pyarrow.parquet.ParquetFile(output) as reader:
-        names = [name for name in reader.schema_arrow.names if name in COUNTED]
+        names = [name for name in reader.schema_arrow.names if name in columns]
         for batch in reader.iter_batches(ROWS_AT_ONCE, columns=names):
             yield from batch.to_pylist()

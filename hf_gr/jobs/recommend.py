@@ -32,6 +32,7 @@ def recommend(
     remove_items: Sequence[Any] | None = None,
     top_k: int = 10,
     num_beams: int | None = None,
+    exact: bool = False,
     assistant_model: Any = None,
     max_prompt_tokens: int | None = None,
     prefix_tokens: Sequence[int] = (),
@@ -91,6 +92,8 @@ def recommend(
         top_k: items per user.
         num_beams: beams of the search, 2 or more and at least `top_k`; by default the checkpoint's own, if any, else
             20, or `top_k` if that is more.
+        exact: the best items of the whole catalogue, proven, instead of a search with beams; `num_beams` is then how
+            many prefixes are scored at once, 64 by default. The column `num_proven` says how many items are proven.
         assistant_model: a draft model for `generate`, loaded or by name.
         max_prompt_tokens: the most tokens of a prompt; the latest are kept.
         prefix_tokens: token ids before every history, such as a start token.
@@ -124,7 +127,8 @@ def recommend(
         Without `output`, a table of the kind of `users` (a data frame of pandas with the same index), in every
         process; with it, a summary of the run. The columns, here and in the file, are that of `user` (or `row`,
         from 0), `items` (ids, best first), `scores` (as `sequences_scores`), with `fallback` also `is_fallback`, with
-        `unknown_items="drop"` also `num_dropped`, and with `on_error="skip"` also `error`.
+        `unknown_items="drop"` also `num_dropped`, with `exact` also `num_proven`, and with `on_error="skip"` also
+        `error`.
         There are at most `top_k` items, fewer if fewer are allowed. Items of one sequence have one score. A list of
         histories gives a list of lists of items.
 

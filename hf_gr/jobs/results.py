@@ -61,26 +61,31 @@ class BeamResult(Result):
     """The results of a model with one number of beams.
 
     Attributes:
+        exact: whether the best items of the whole catalogue were asked for.
         num_beams: of the search; at most as many as the catalogue has sequences, since more find nothing.
         unconstrained_invalid: the share of beams that are no item when the same model generates without the catalogue,
             over a sample; None in Flax, which cannot.
         latency_seconds: mean time to answer one user alone, over a sample.
         users_per_second: throughput of all processes together, in batches.
+        proven: the share of the model's lists of which all items are certainly the best of the catalogue; None if
+            unknown.
         num_fallback: rows that the fallback answered, not the model; they count like all others.
         num_dropped: items of histories and filters that the catalogue does not have, if these are dropped.
     """
 
     num_beams: int
+    exact: bool
     unconstrained_invalid: float | None
     latency_seconds: float | None
     users_per_second: float
+    proven: float | None
     num_fallback: int
     num_dropped: int
 
     @property
     def label(self) -> str:
         """What tables and plots call it."""
-        return f"{self.name}, {self.num_beams} beams"
+        return f"{self.name}, exact" if self.exact else f"{self.name}, {self.num_beams} beams"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ SAMPLING_OPTIONS = frozenset(
 )
 ROLES = ("history", "tokens", "text", "user", "exclude", "filter", "target", "group", "is_new")  # of columns
 PROMPTS = ROLES[:3]  # columns that make the prompt: one of them
-TAKEN = ("items", "scores", "is_fallback", "num_dropped", "error")  # columns of the output
+TAKEN = ("items", "scores", "is_fallback", "num_dropped", "num_proven", "error")  # columns of the output
 # A run can be resumed only with the same; the model's and the catalogue's fingerprints stand for what loads them.
 DECIDING_ROWS = (
     *("unknown_items", "fallback", "top_k", "max_prompt_tokens", "prefix_tokens", "suffix_tokens", "window_rows"),
@@ -58,6 +58,7 @@ class Settings:
     fallback: Sequence[Any] | None = None
     remove_items: Sequence[Any] | None = None
     top_k: int = 10
+    exact: bool = False
     num_beams: int | None = None  # `evaluate` takes several, and makes settings for each
     baselines: bool = True
     omit_history: bool | None = None
@@ -134,7 +135,7 @@ class Settings:
             counts["max_prompt_tokens"] = count("max_prompt_tokens", self.max_prompt_tokens)
         if self.num_beams is not None:
             counts["num_beams"] = count("num_beams", self.num_beams, at_least=2)
-            if self.num_beams < self.top_k:
+            if self.num_beams < self.top_k and not self.exact:
                 raise ValueError(
                     f"num_beams={self.num_beams}, expected at least top_k={self.top_k}: beams are what items come from"
                 )
@@ -151,6 +152,7 @@ class Settings:
                 listed[name] = tuple(item.item() if hasattr(item, "item") else item for item in items)
         if listed["fallback"] == ():
             raise ValueError("fallback=[], expected one item or more: omit it to refuse empty histories")
+        options = {**self.options, "exact": True} if self.exact else self.options
         if owned := sorted(OWN_OPTIONS & set(self.options)):
             raise ValueError(f"{owned[0]}= is given, expected none: recommend() passes its own to generate()")
         if self.options.get("do_sample") or self.options.get("verification") == "relaxed":
@@ -168,7 +170,7 @@ class Settings:
             if not all(is_count(token, at_least=0) for token in ids):
                 raise ValueError(f"{name}={ids}, expected token ids")
             tokens[name] = tuple(map(int, ids))
-        return replace(self, **counts, **tokens, **listed)
+        return replace(self, options=options, **counts, **tokens, **listed)
 
 
 def cutoffs_and_beams(settings: Settings) -> tuple[tuple[int, ...], list[int | None]]:
@@ -187,7 +189,7 @@ def cutoffs_and_beams(settings: Settings) -> tuple[tuple[int, ...], list[int | N
         raise ValueError("num_beams=[], expected one number or more")
     most = max(map(int, cutoffs))
     for width in beams:
-        if width is not None and count("num_beams", width, at_least=2) < most:
+        if width is not None and count("num_beams", width, at_least=2) < most and not settings.exact:
             raise ValueError(
                 f"cutoffs= has {most}, expected at most num_beams={width}, which items come from: use num_beams={most}"
             )

@@ -29,6 +29,7 @@ BEFORE: dict[str, tuple[str, Callable[[Any], str], bool]] = {
 AFTER: dict[str, tuple[str, Callable[[Any], str], bool]] = {
     "coverage of the catalogue": ("coverage", SHARE, False),
     "places filled": ("filled", SHARE, False),
+    "proven lists": ("proven", SHARE, False),
     "invalid items": ("invalid", SHARE, False),
     "  without the catalogue": ("unconstrained_invalid", SHARE, False),
     "latency of one user": ("latency_seconds", lambda value: f"{1000 * value:.1f} ms", False),

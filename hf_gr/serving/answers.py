@@ -20,6 +20,7 @@ class Recommendation:
         scores: of the items, as `sequences_scores`; items of one sequence have one score. None for a fallback.
         catalogue_version: of the catalogue that the answer was made with.
         dropped: items of the history that the catalogue does not have, if these are dropped.
+        num_proven: how many of the first items are certainly the best that may be recommended; None if unknown.
         num_cut: items (or tokens, of a prompt of tokens or text) that were cut from the left of the prompt to fit.
         is_fallback: the history was empty, and `items` are the fallback list.
         seconds: in all, in the queue, and in the model: `{"total", "queued", "computed"}`.
@@ -30,6 +31,7 @@ class Recommendation:
     scores: list[float] | None
     catalogue_version: int
     dropped: tuple[Any, ...] = ()
+    num_proven: int | None = None
     num_cut: int = 0
     is_fallback: bool = False
     seconds: dict[str, float] | None = None

@@ -39,7 +39,7 @@ from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
-CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
+CLASSIFY = "classify"  # a kind of job; of the others, their number of beams and `exact` are the kind
 COUNTS = "num_beams num_results max_beams workers cores token_budget max_batch max_queue max_prompt_tokens".split()
 LARGE = 4096  # ids and characters of a request that is read in a thread: it might take milliseconds
 CHARACTERS = 4  # of a token, about
@@ -236,6 +236,7 @@ class Engine:
         filter: Sequence[Any] | None = None,
         rule: str | None = None,
         seed: int | None = None,
+        exact: bool | None = None,
         timeout: float | None = None,
     ) -> Recommendation:
         """Recommend items to one user. To cancel this is to withdraw the request.
@@ -253,6 +254,7 @@ class Engine:
             filter: ids of the only items that may be in it.
             rule: the name of a rule, with the same meaning.
             seed: of the samples, where `generate` samples.
+            exact: True for the best items of the whole catalogue, proven; by default the engine's option.
             timeout: seconds until the answer is worth nothing.
 
         Raises:
@@ -279,7 +281,8 @@ class Engine:
             cache, length = recommender.prefix_cache, len(request.tokens)
             if cache is not None:
                 length = cache.num_missing(request.tokens)
-            return await self._answer(Job(request, beams, length, recommender.tokens_ahead(beams), deadline, arrived))
+            ahead, kind = recommender.tokens_ahead(beams), (beams, request.exact)
+            return await self._answer(Job(request, kind, length, ahead, deadline, arrived))
 
     async def classify(self, *, text: str, num_labels: int = 5, timeout: float | None = None) -> Classification:
         """Rank the labels of the catalogue, made by `ConstraintIndex.from_labels`, for one text: see `hf_gr.classify`.
@@ -373,7 +376,12 @@ class Engine:
                 told["target_forwards"] = speculation.target_forwards
                 told["accepted"] = int(speculation.accepted_steps.sum())
 
-        answers = replace(recommender, num_beams=batch[0].kind, num_results=most).answer(requests, on_output)
+        kind: Any = batch[0].kind
+        num_beams, exact = kind
+        own = bool(recommender.option("exact"))
+        options = recommender.options if exact == own else {**recommender.options, "exact": exact}
+        search = replace(recommender, num_beams=num_beams, num_results=most, options=options)
+        answers = search.answer(requests, on_output)
         values = [
             BrokenAnswer("the model's scores are not numbers, or options of generate leave nothing")
             if answer.is_broken
@@ -382,6 +390,7 @@ class Engine:
                 answer.scores[: request.num_results],
                 recommender.version,
                 dropped=request.dropped,
+                num_proven=None if answer.num_proven is None else min(answer.num_proven, request.num_results or most),
                 num_cut=request.num_cut,
             )
             for request, answer in zip(requests, answers, strict=True)

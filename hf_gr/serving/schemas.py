@@ -49,6 +49,9 @@ class RecommendRequest(Taken):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
         default=None, description="Of samples, where they are drawn."
     )
+    exact: bool | None = Field(
+        default=None, description="True for the best items of the whole catalogue; null for what the server does."
+    )
     timeout_ms: Milliseconds | None = Field(default=None, description="Answer within this time, or not at all.")
     sequences: bool = Field(
         default=False, description="Also answer with every item's tokens; null for one that has left the catalogue."

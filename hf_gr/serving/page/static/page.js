@@ -99,6 +99,7 @@ function show(answer, found, seconds) {
   const titles = new Map([...found].map(([item, one]) => [item, one.title]));
   const notes = [`Catalogue version ${answer.catalogue_version}`];
   if (answer.dropped?.length) notes.push(`not in the catalogue: ${answer.dropped.map((item) => titles.get(item)).join(", ")}`);
+  if (answer.num_proven !== null) notes.push(`proven: the first ${answer.num_proven} of ${answer.items.length}`);
   if (answer.num_cut) notes.push(`${answer.num_cut} of the history were cut to fit the model`);
   if (!answer.items.length) notes.push("no item is allowed");
   $("notes").textContent = `${notes.join("; ")}.`;
