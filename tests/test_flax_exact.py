@@ -97,6 +97,15 @@ def test_a_slice_of_the_largest_sorts_nothing() -> None:
     assert " sort(" not in program.as_text()
 
 
+def test_a_draft_model_is_not_asked() -> None:
+    model, other = pair("qwen3", layers=2)[1], pair("qwen3")[1]
+    how = {"constraint_index": RAGGED, "draft_token_budget": 150, "input_ids": INPUTS["input_ids"].numpy(), **TEN}
+    found, plain = (model.generate(**how, **more) for more in ({"assistant_model": other}, {"drafting": "trie"}))
+    assert found.sequences.tolist() == plain.sequences.tolist()
+    assert found.speculation.drafted_nodes.tolist() == plain.speculation.drafted_nodes.tolist()
+    assert found.speculation.draft_forwards == 0
+
+
 def test_sequences_of_one_token_need_no_forward_but_the_prompts() -> None:
     index = ConstraintIndex.from_sequences([[token] for token in range(3, 12)])
     found = check(pair("qwen3", layers=2), INPUTS, constraint_index=index, **TEN)

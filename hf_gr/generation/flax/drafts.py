@@ -167,7 +167,7 @@ def draft_of(
 ) -> Draft:
     """The draft of a call, of several the fastest."""
     draft = next(iter(drafts.values()))
-    if draft.config.exact and draft.config.drafting is not None:
+    if draft.config.exact and (draft.searches or draft.config.drafting):
         if draft.searches:
             say_once(f"drafting={draft.searches!r} with exact=True is 'trie' in Flax: what else drafts is not asked")
         draft = TrieDraft(draft.model, draft.config)
