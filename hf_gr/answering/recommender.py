@@ -46,7 +46,7 @@ OUTPUTS = {  # what `answer` asks of `generate`; no scores of steps, `[batch * b
 
 
 def default_beams(model: Any, options: Mapping[str, Any], num_results: int) -> int:
-    """The beams of a search by default: the checkpoint's own, else 20, or as many as results; `generate`'s if exact."""
+    """The beams of a search by default: the checkpoint's own, else 20, or as many as results; or for `exact`."""
     if option_of(model, options, "exact"):
         return NODES_AT_ONCE
     configs = (options.get("generation_config"), model.generation_config)
