@@ -18,7 +18,7 @@ import numpy as np
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer, to_host
-from hf_gr.generation.checks import NODES_AT_ONCE
+from hf_gr.generation.defaults import NODES_AT_ONCE
 from hf_gr.generation.seeds import row_seeds
 
 from .backends import Backend, backend_of

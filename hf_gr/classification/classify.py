@@ -21,7 +21,8 @@ from hf_gr.catalogue.sequences import check_is_unicode, is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import build_trie
 from hf_gr.files.progress import progress_bar
-from hf_gr.generation.checks import LOGITS_AT_ONCE, check_tokens_of_catalogue
+from hf_gr.generation.checks import check_tokens_of_catalogue
+from hf_gr.generation.defaults import LOGITS_AT_ONCE
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.prompts import padding_side
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hf_gr.catalogue.fanout import Bools, Longs
 from hf_gr.catalogue.trie import Trie, build_trie
-from hf_gr.generation.checks import LOGITS_AT_ONCE
+from hf_gr.generation.defaults import LOGITS_AT_ONCE
 from hf_gr.torch.log_probs import rows_at_once
 from hf_gr.torch.ops import to_device
 from hf_gr.torch.scorers import TreeScorer

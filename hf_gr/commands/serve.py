@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import typer
 
-from hf_gr.serving.answers import TIMEOUT
+from hf_gr.serving.defaults import TIMEOUT
 
 from .failures import STOPPED, fail, quiet_libraries
 from .programs import require

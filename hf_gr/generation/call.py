@@ -19,16 +19,9 @@ import numpy.typing as npt
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import to_host
 
-from .checks import (
-    NODES_PER_BEAM,
-    check_config,
-    check_exact,
-    check_lengths,
-    check_tokens_of_catalogue,
-    exact_width,
-    read_widths,
-)
+from .checks import check_config, check_exact, check_lengths, check_tokens_of_catalogue, read_widths
 from .configuration import GR_FIELDS, set_fields
+from .defaults import exact_sizes
 from .drafts import BaseDraft, drafts_of
 from .models import first_of, inferred_padding
 from .named_catalogues import batch_rules, resolve_index
@@ -129,10 +122,10 @@ class BaseCall(ABC):
         )
         config.max_new_tokens, config.max_length = room or catalogue.max_length, None
         if config.exact:
-            config.num_beams = nodes_at_once or exact_width(prompt.num_rows, cls.vocabulary_of(model))
-            steps = max(catalogue.max_length - 1, 1)
-            config.max_nodes = config.max_nodes or max(NODES_PER_BEAM, 2 * steps) * config.num_beams
-            if config.max_nodes < steps:
+            size = {"vocab_size": cls.vocabulary_of(model), "max_length": catalogue.max_length}
+            sizes = exact_sizes(nodes_at_once, config.max_nodes, batch_size=prompt.num_rows, **size)
+            config.num_beams, config.max_nodes = sizes
+            if config.max_nodes < (steps := catalogue.max_length - 1):
                 raise ValueError(
                     f"max_nodes={config.max_nodes}, expected at least {steps}, the prefixes of one sequence: omit it"
                 )

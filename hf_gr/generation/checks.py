@@ -19,14 +19,12 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 
 from .configuration import VERIFICATION, check_fields
+from .defaults import NODES_AT_ONCE
 from .models import end_tokens, fill_token
 
 # By draft head, the tries whose tokens are all among its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
-DEFAULT_BUDGET = 512  # nodes per row, in addition to its beams
-NODES_AT_ONCE, NODES_PER_BEAM = 64, 16  # prefixes of a forward of `exact=True`; and at most, for each of those
-LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
 LARGEST_DIVISOR = math.log(1e30)  # fp32 holds scores divided by it, or by its inverse
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
@@ -89,11 +87,6 @@ def read_widths(num_beams: Any, num_results: Any) -> tuple[int, ...]:
             f"num_return_sequences={num_results} or more"
         )
     return tuple(map(int, num_beams))
-
-
-def exact_width(num_rows: int, vocab_size: int) -> int:
-    """How many prefixes of every row one forward of `exact=True` scores by default."""
-    return max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (num_rows * vocab_size)), 2)
 
 
 def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> None:
@@ -240,8 +233,3 @@ def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) ->
         "fill_token_id": fill,
         "missing_token_id": missing_token(catalogue, fill),
     }
-
-
-def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
-    """How many nodes may be scored ahead per row, in addition to its live beams."""
-    return config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)

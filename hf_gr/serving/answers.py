@@ -8,8 +8,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Literal
 
-TIMEOUT = 10.0  # seconds until a request's deadline, unless it says otherwise
-
 
 @dataclass(frozen=True)
 class Recommendation:

@@ -31,10 +31,11 @@ from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
-from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Observer, Recommendation, outcome_of
+from .answers import BrokenAnswer, Classification, Closed, Observer, Recommendation, outcome_of
 from .batcher import Batcher, Computed, Job
 from .catalogues import LiveCatalogue
 from .costs import Costs, fit_costs, prepare
+from .defaults import TIMEOUT
 from .workers import Workers
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
 from hf_gr.generation.call import Prompt
-from hf_gr.generation.checks import draft_budget
+from hf_gr.generation.defaults import draft_budget
 from hf_gr.generation.drafts import BaseDraft, fastest
 from hf_gr.generation.messages import say_once
 

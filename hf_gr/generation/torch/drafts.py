@@ -17,7 +17,7 @@ from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation import internals
 from hf_gr.generation.call import Prompt
-from hf_gr.generation.checks import draft_budget
+from hf_gr.generation.defaults import draft_budget
 from hf_gr.generation.drafts import BaseDraft, fastest
 from hf_gr.generation.messages import say_once
 from hf_gr.torch.decode import DecodePlan

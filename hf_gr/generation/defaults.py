@@ -1,0 +1,24 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of a search that a call does not say. Checks nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DRAFT_BUDGET = 512  # nodes that may be scored ahead for a row, in addition to its beams
+NODES_AT_ONCE, NODES_PER_BEAM = 64, 16  # prefixes of a forward of `exact=True`; and at most, for each of those
+LOGITS_AT_ONCE = 2**26  # of all nodes scored together: 256 MB in fp32
+
+
+def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
+    """How many nodes may be scored ahead per row, in addition to its live beams."""
+    return config.draft_token_budget or max(min(DRAFT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
+
+
+def exact_sizes(
+    num_beams: int | None, max_nodes: int | None, *, batch_size: int, vocab_size: int, max_length: int
+) -> tuple[int, int]:
+    """How many prefixes of a row `exact=True` scores in a forward, and at most."""
+    num_beams = num_beams or max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (batch_size * vocab_size)), 2)
+    return num_beams, max_nodes or max(NODES_PER_BEAM, 2 * (max_length - 1)) * num_beams
