@@ -18,9 +18,6 @@ from jaxtyping import Bool, Float, Int
 
 from .beam import DEAD, margin
 from .ops import Array
-from .plan import Options
-
-WAITING_PER_BEAM = 4
 
 
 @dataclass(frozen=True)
@@ -129,11 +126,6 @@ def perturbed(
     largest = ops.pick(raw, ops.argmax(raw))[..., None]
     below = keys[..., None] - raw + ops.log(1.0 - ops.exp(raw - largest))
     return keys[..., None] - below.clip(0.0) - ops.log(1.0 + ops.exp(-abs(below)))
-
-
-def num_waiting(plan: Options) -> int:
-    """How many prefixes wait at most: selecting more takes longer, and trained models never needed so many."""
-    return max(WAITING_PER_BEAM * plan.num_beams, plan.max_nodes // WAITING_PER_BEAM)
 
 
 def next_prefixes(

@@ -114,9 +114,7 @@ class _BestFirst:
         logits, _, cache, made = read_prompt(self.scorer, self.params, prompt, nodes, num_levels=self.length)
         # Nothing follows the children of the last level's nodes: no node sees those.
         cache = cache.with_room(num_drafted + plan.max_nodes if self.length > 2 else 0)
-        waiting, found = (
-            self._none(batch_size, number) for number in (core.num_waiting(plan), plan.num_return_sequences)
-        )
+        waiting, found = (self._none(batch_size, number) for number in (plan.max_nodes, plan.num_return_sequences))
         state = _State(
             waiting,
             found,

@@ -85,7 +85,8 @@ class _BestFirst:
     ) -> None:
         self.scorer, self.catalogue, self.plan, self.drafter = scorer, catalogue, plan, drafter
         self.length, self.dead_state = catalogue.max_length, catalogue.dead_state
-        self.waiting = self._none(core.num_waiting(plan))
+        # More could never be scored: all of these are better. A smaller pool loses items of wide catalogues (measured).
+        self.waiting = self._none(plan.max_nodes)
         self.found = self._none(plan.num_return_sequences)
         self.lost = self.waiting.keys[:, :1]  # the best key that did not fit
         nothing = torch.zeros(len(plan.prompt), dtype=torch.long, device=catalogue.device)
