@@ -85,7 +85,7 @@ class _BestFirst:
     ) -> None:
         self.scorer, self.catalogue, self.plan, self.drafter = scorer, catalogue, plan, drafter
         self.length, self.dead_state = catalogue.max_length, catalogue.dead_state
-        # More could never be scored: all of these are better. A smaller pool loses items of wide catalogues (measured).
+        # More could never be scored: all of these are better. A smaller pool lost items of wide catalogues.
         self.waiting = self._none(plan.max_nodes)
         self.found = self._none(plan.num_return_sequences)
         self.lost = self.waiting.keys[:, :1]  # the best key that did not fit
