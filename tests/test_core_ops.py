@@ -22,6 +22,7 @@ VALUES = RNG.permutation(24).reshape(2, 3, 4).astype(np.float32) - 9.0
 KEYS = RNG.permutation(24).reshape(3, 8).astype(np.float32)
 FLAGS = RNG.random((3, 8)) < 0.4
 PLACES = RNG.permuted(np.tile(np.arange(8), (3, 1)), axis=1)[:, :5]
+ORDER = RNG.permuted(np.tile(np.arange(8), (3, 1)), axis=1)
 DEAD = np.where(FLAGS, KEYS, np.float32(-np.inf))
 CASES: dict[str, list[tuple[Any, ...]]] = {
     "full": [((2, 3), 7, KEYS), ((2, 0), -np.inf, KEYS), ((2,), True, KEYS)],
@@ -39,9 +40,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "concat": [([KEYS, DEAD], 1), ([VALUES, VALUES], -1)],
     "pad": [(KEYS, 2, 0.5), (PLACES, 1, -1), (VALUES, 0, 0.0)],
     "topk": [(KEYS, 1), (KEYS, 8)],
-    "topk_in_order": [
-        (np.round(DEAD / 3), PLACES[:, [0, 1, 2, 3, 4, 0, 1, 2]] + np.repeat([0, 9], [5, 3]), n) for n in (3, 8)
-    ],
+    "topk_in_order": [(np.round(KEYS / 9), ORDER, 3), (np.where(FLAGS, KEYS * 0, DEAD), ORDER, 8)],
     "argmax": [(KEYS,), (FLAGS,), (VALUES,)],
     "first_false": [(FLAGS, 1), (FLAGS, 8)],
     "put": [(KEYS, PLACES, -np.inf)],
