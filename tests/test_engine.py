@@ -8,6 +8,7 @@ import asyncio
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,15 @@ async def test_exact_requests_are_batched_apart_and_proven() -> None:
     assert not set(excluded.items) & set(IDS[:5])
     same(beams, expected(model, INDEX, tokens_of(["B07"]), num_beams=2, num_results=2))
     assert beams.num_proven is not None
-    async with Engine(model, INDEX, num_results=2, exact=True) as engine:
-        assert (await engine.recommend(history=["B07"])).num_proven == 2
+    log, how = Log(), {"exact": True, "max_nodes": 200, "cache_implementation": "static"}
+    twice = ConstraintIndex.from_sequences([*ROWS[:9], *ROWS[:9]], item_ids=IDS[:18])
+    async with Engine(model, twice, num_results=18, workers=1, observer=log, **how) as engine:
+        ask = partial(engine.recommend, history=["B07"], num_beams=9)
+        wishes = [{"exclude": IDS[:1]}, {"exact": False, "num_results": 2}, {"exact": True, "num_results": 3}]
+        answers = await asyncio.gather(*[ask(**wish) for wish in wishes])
+    assert [answer.num_proven for answer in (answers[0], answers[2])] == [17, 3]  # B09 has the tokens of B00
+    assert answers[2].items == answers[1].items + answers[2].items[2:]
+    assert sorted(batch.num_requests for batch in log.batches) == [1, 2]
 
 
 @in_loop

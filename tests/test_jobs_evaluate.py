@@ -96,6 +96,25 @@ def test_leave_one_out_is_recommend_over_shorter_histories(tmp_path: Path, case:
     assert json.loads(found.to_json())["results"][0]["metrics"] == result.metrics
 
 
+def test_lists_of_bounded_searches_and_of_checkpoints_say_what_is_proven(
+    tmp_path: Path, case: Case, users: Path
+) -> None:
+    how = {"constraint_index": case.index, "history": "seen", "cutoffs": [1, 6], "sampled_users": 1}
+    bounded = evaluate(case.model, users, **how, exact=True, num_beams=2, max_nodes=4).results[0]
+    assert 0 <= (bounded.proven or 0) < 1
+    with pytest.raises(ValueError, match=r"num_beams=\[8, 9\] with exact=True, expected one number or none"):
+        evaluate(case.model, users, **how, exact=True, num_beams=[8, 9])
+    model, index = case.load()
+    model.generation_config.exact = True
+    model.save_pretrained(tmp_path / "exact")
+    flags = ["-m", tmp_path / "exact", "--index", case.index, "-i", users, "--history", "seen", "--json"]
+    for flag, is_exact in (("--exact", True), ("--no-exact", False), ("--no-baselines", True)):
+        (result,) = json.loads(command("evaluate", *flags, flag).stdout)["results"]
+        assert (result["exact"], result["proven"] == 1.0) == (is_exact, is_exact)
+    found = recommend(tmp_path / "exact", [[100]], constraint_index=index, exact=False)
+    assert len(found) == 1
+
+
 def test_given_targets_one_or_several(tmp_path: Path, case: Case) -> None:
     rows = [{"seen": [100, 101], "next": [105, 110], "new": True}, {"seen": [102], "next": [108], "new": False}]
     path = write_users(tmp_path / "u.parquet", rows)

@@ -108,6 +108,7 @@ WRONG_QUESTIONS: list[tuple[bytes, str, str]] = [
     (b'{"history": ["B01"], "num_beams": 1e400}', "num_beams", "integer"),
     (b'{"history": ["B01"], "num_beams": 1' + b"0" * 4000 + b"}", "num_beams", "less than"),
     (b'{"tokens": [1, "2"]}', "tokens[1]", "integer"),
+    (b'{"history": ["B01"], "exact": 1}', "exact", "boolean"),
     (b'{"history": ["B01"], "exclude": null}', "exclude", "list"),
 ]
 WRONG_CHANGES: list[tuple[Any, str, str]] = [

@@ -144,7 +144,10 @@ class Recommender:
         if exact is not None and not isinstance(exact, bool):
             raise ValueError(f"exact={shown(exact)}, expected true or false")
         is_exact = own if exact is None else exact
-        beams = max(self.num_beams if is_exact == own else NODES_AT_ONCE if is_exact else NUM_BEAMS, wanted)
+        beams = self.num_beams
+        if is_exact != own:
+            beams = min(default_beams(self.model, {**self.options, "exact": is_exact}, wanted), self.max_beams)
+        beams = max(beams, wanted)
         if num_beams is not None:
             beams = _count(num_beams, "num_beams", self.max_beams, fewest=2)
         if beams < wanted and not is_exact:
@@ -232,7 +235,10 @@ class Recommender:
         return replace(self, index=index, rules=rules or {}, version=version, _views=OrderedDict())
 
     def tokens_ahead(self, num_beams: int) -> int:
-        """The tokens that are generated for a prompt, as `num_batch_tokens` counts them."""
+        """The tokens that are generated for a prompt, as `num_batch_tokens` counts them.
+
+        With `exact=True` a forward for each level is assumed, which is about what a trained model needs.
+        """
         return num_beams * (self.index.max_length - 1)
 
     def fallback_items(self, request: Request) -> list[Any]:
@@ -360,6 +366,8 @@ class Recommender:
             best = {item: best[item] for item in split_items(list(best), view)[0]}
         kept = list(best)[: self.num_results]
         is_broken = not kept and view.num_items > int(np.count_nonzero(view.has_items(exclude)))
+        if is_broken:
+            num_proven = None
         if num_proven is not None:
             certain = {item for items in found[:num_proven] for item in items}
             num_proven = sum(item in certain for item in kept)

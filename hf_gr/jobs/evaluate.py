@@ -40,7 +40,7 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
     num_resamples: int = NUM_RESAMPLES,
     bootstrap_seed: int = 0,
     sampled_users: int = SAMPLED_USERS,
-    exact: bool = False,
+    exact: bool | None = None,
     assistant_model: Any = None,
     max_prompt_tokens: int | None = None,
     prefix_tokens: Sequence[int] = (),

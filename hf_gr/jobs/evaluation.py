@@ -171,6 +171,7 @@ def _run_beams(job: Job, users: Users, num_beams: int, output: Path, processes: 
     start = perf_counter()
     made = run_job(job, users, output, processes)
     return {
+        "exact": bool(job.recommender.option("exact")),
         "unconstrained_invalid": invalid,
         "latency_seconds": latency,
         "users_per_second": made.num_rows / (perf_counter() - start),
@@ -199,7 +200,6 @@ def _count(runs: Sequence[Run], job: Job, users: Users, cutoffs: tuple[int, ...]
         BeamResult(
             name=run.name,
             num_beams=run.num_beams,
-            exact=settings.exact,
             proven=proven_share(run.output),
             **run.measured,
             **fields,

@@ -89,7 +89,7 @@ class Job:
         if settings.unknown_items == "drop":
             dropped = [len(row.request.dropped) if row.request else 0 for row in rows]
             columns[NUM_DROPPED] = pa.array(dropped, pa.int64())
-        if settings.has_targets or settings.exact:
+        if settings.has_targets or self.recommender.option("exact"):
             columns[NUM_PROVEN] = pa.array(proven, pa.int64())
         columns["error"] = pa.array(errors, pa.string())
         if settings.has_targets:

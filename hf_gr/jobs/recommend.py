@@ -32,7 +32,7 @@ def recommend(
     remove_items: Sequence[Any] | None = None,
     top_k: int = 10,
     num_beams: int | None = None,
-    exact: bool = False,
+    exact: bool | None = None,
     assistant_model: Any = None,
     max_prompt_tokens: int | None = None,
     prefix_tokens: Sequence[int] = (),
@@ -93,7 +93,8 @@ def recommend(
         num_beams: beams of the search, 2 or more and at least `top_k`; by default the checkpoint's own, if any, else
             20, or `top_k` if that is more.
         exact: the best items of the whole catalogue, proven, instead of a search with beams; `num_beams` is then how
-            many prefixes are scored at once, 64 by default. The column `num_proven` says how many items are proven.
+            many prefixes are scored at once, 64 by default. The column `num_proven` says how many items are proven. By
+            default what the checkpoint says, else beams.
         assistant_model: a draft model for `generate`, loaded or by name.
         max_prompt_tokens: the most tokens of a prompt; the latest are kept.
         prefix_tokens: token ids before every history, such as a start token.

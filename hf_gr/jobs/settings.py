@@ -58,7 +58,7 @@ class Settings:
     fallback: Sequence[Any] | None = None
     remove_items: Sequence[Any] | None = None
     top_k: int = 10
-    exact: bool = False
+    exact: bool | None = None
     num_beams: int | None = None  # `evaluate` takes several, and makes settings for each
     baselines: bool = True
     omit_history: bool | None = None
@@ -152,7 +152,7 @@ class Settings:
                 listed[name] = tuple(item.item() if hasattr(item, "item") else item for item in items)
         if listed["fallback"] == ():
             raise ValueError("fallback=[], expected one item or more: omit it to refuse empty histories")
-        options = {**self.options, "exact": True} if self.exact else self.options
+        options = self.options if self.exact is None else {**self.options, "exact": self.exact}
         if owned := sorted(OWN_OPTIONS & set(self.options)):
             raise ValueError(f"{owned[0]}= is given, expected none: recommend() passes its own to generate()")
         if self.options.get("do_sample") or self.options.get("verification") == "relaxed":
@@ -187,6 +187,8 @@ def cutoffs_and_beams(settings: Settings) -> tuple[tuple[int, ...], list[int | N
     beams = list(dict.fromkeys(beams)) if isinstance(beams, Iterable) else [beams]
     if not beams:
         raise ValueError("num_beams=[], expected one number or more")
+    if settings.exact and len(beams) > 1:
+        raise ValueError(f"num_beams={beams} with exact=True, expected one number or none: lists would be the same")
     most = max(map(int, cutoffs))
     for width in beams:
         if width is not None and count("num_beams", width, at_least=2) < most and not settings.exact:

@@ -107,7 +107,8 @@ def prepare(recommender: Recommender, workers: Workers, costs: Costs, *, max_bat
     if recommender.option("drafting") == "auto":
         length = min(SHAPES[0][1], room)
         run(lambda size: recommender.answer(_requests(recommender, size, length)), length)
-    if recommender.option("cache_implementation") == "static" and not model.config.is_encoder_decoder:
+    is_captured = not (model.config.is_encoder_decoder or recommender.option("exact"))
+    if recommender.option("cache_implementation") == "static" and is_captured:
         lengths = [length for length in CAPTURED if length <= room] or [room]
         exclude = _items(recommender.index, lengths[-1] // recommender.index.max_length)
         how: dict[str, Any] = {**recommender.options, "num_beams": recommender.num_beams}

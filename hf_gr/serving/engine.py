@@ -379,8 +379,11 @@ class Engine:
 
         kind: Any = batch[0].kind
         num_beams, exact = kind
-        own = bool(recommender.option("exact"))
-        options = recommender.options if exact == own else {**recommender.options, "exact": exact}
+        options = recommender.options
+        if exact != bool(recommender.option("exact")):
+            # Without it, there is no work for `max_nodes` to bound.
+            options = {name: value for name, value in options.items() if exact or name != "max_nodes"}
+            options["exact"] = exact
         search = replace(recommender, num_beams=num_beams, num_results=most, options=options)
         answers = search.answer(requests, on_output)
         values = [
