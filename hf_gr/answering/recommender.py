@@ -147,7 +147,7 @@ class Recommender:
         beams = self.num_beams
         if is_exact != own:
             beams = min(default_beams(self.model, {**self.options, "exact": is_exact}, wanted), self.max_beams)
-        beams = max(beams, wanted)
+        beams = beams if is_exact else max(beams, wanted)
         if num_beams is not None:
             beams = _count(num_beams, "num_beams", self.max_beams, fewest=2)
         if beams < wanted and not is_exact:
