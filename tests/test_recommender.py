@@ -104,6 +104,11 @@ def test_items_that_are_bought_together_have_ids_that_begin_alike() -> None:
     assert first[0] != first[1]
 
 
+def test_histories_are_lists_of_numpy_integers_too() -> None:
+    ids = SemanticIds([[0, 1], [1, 0], [2, 0]], item_ids=[7, 8, 9])
+    assert HistoryWindows([[*np.array([7, 9])]], ids, window=2, seed=0)[0]["input_ids"].tolist() == [0, 4, 2, 3]
+
+
 # Windows
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.fanout import smallest_dtype
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
+from hf_gr.catalogue.sequences import is_integer, read_catalogue, read_rows, to_host
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.models import start_token
 from hf_gr.generation.prompts import padding_side
@@ -289,7 +289,9 @@ def _rows_of(name: str, histories: Iterable[Iterable[ItemId]], row_of: dict[Item
     for number, history in enumerate(histories):
         host = to_host(history)
         known = host.tolist() if isinstance(host, np.ndarray) else list(host)
-        if unknown := [item for item in known if not isinstance(item, (int, str)) or item not in row_of]:
+        if unknown := [
+            item for item in known if not (isinstance(item, str) or is_integer(item)) or item not in row_of
+        ]:
             raise ValueError(
                 f"{name}[{number}] has item {unknown[0]!r}, which has no semantic ID: omit it, or is it a string "
                 "where ids are integers?"
