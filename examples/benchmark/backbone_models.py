@@ -84,14 +84,16 @@ def backbone_folder(study: Study, work: Path | None = None, fast: bool = False) 
         fast: a tiny model, hardly trained.
     """
     recipe = recipe_of(study, fast=fast)
-    return _made(f"backbone-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder))
+    return trained_once(f"backbone-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder))
 
 
 def items_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
     """The folder of the model with one token per item, with its own catalogue."""
     recipe = FAST if fast else {**recipe_of(study), "model": ITEMS}
     tokens = np.arange(len(study.ids))[:, None]
-    return _made(f"items-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder, items=tokens))
+    return trained_once(
+        f"items-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder, items=tokens)
+    )
 
 
 def t5_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
@@ -108,7 +110,7 @@ def t5_folder(study: Study, work: Path | None = None, fast: bool = False) -> Pat
         steps = 1 if fast else round(budget / _seconds_of_a_step(study, how))
         return train(study, how, folder, model=new_t5(study, how["model"]), max_steps=max(30, steps))
 
-    return _made(f"t5-{study.name}", study, how, work, make)
+    return trained_once(f"t5-{study.name}", study, how, work, make)
 
 
 def make_once(folder: Path, make: Callable[[Path], Any]) -> Path:
@@ -194,7 +196,7 @@ def _seconds_of_a_step(study: Study, recipe: dict[str, Any], steps: int = 80) ->
     return made["cpu_seconds"] / steps
 
 
-def _made(
+def trained_once(
     name: str, study: Study, recipe: dict[str, Any], work: Path | None, make: Callable[[Path], dict[str, Any]]
 ) -> Path:
     """A folder with a trained model and the facts about it; another recipe or catalogue has another folder."""
