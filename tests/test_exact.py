@@ -59,6 +59,12 @@ def test_the_answer_is_that_of_a_search_that_cuts_nothing(index: Any, drafting: 
     assert found.item_ids == best.item_ids
 
 
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_beams": 8, "max_nodes": 240}, {"drafting": "trie"}])
+def test_a_search_that_ends_early_still_fills_a_long_list(options: Any) -> None:
+    out = generate(exact=True, num_return_sequences=80, **{"num_beams": 2, **options}, **DETAILS)
+    assert (out.sequences_scores > -torch.inf).all()
+
+
 def test_few_nodes_find_items_and_prove_only_what_is_true() -> None:
     best = every(INDEX).sequences_scores.view(-1, 10)
     for max_nodes in (3, 10, 40, 100):

@@ -38,6 +38,7 @@ INPUTS = prompts(3, 9, padded=True)
         ("qwen3", RAGGED, {"length_penalty": -1.0}),
         ("qwen3", RAGGED, {"length_penalty": 2.0}),
         ("qwen3", INDEX, {"max_nodes": 30}),  # which ends the search
+        ("qwen3", INDEX, {"max_nodes": 90, "num_beams": 4, "num_return_sequences": 30}),  # and still fills a list
         ("mistral", RAGGED, {"max_nodes": 40, "num_beams": 3}),  # a window shorter than the prompt
         ("qwen3", RAGGED, {"drafting": "trie", "draft_token_budget": 150}),  # the first levels only
         ("t5", RAGGED, {"renormalize_logits": True, "drafting": "auto"}),

@@ -129,16 +129,17 @@ def perturbed(
 
 
 def next_prefixes(
-    waiting: Prefixes, found: Prefixes, *, number: int, left: Int[Array, "batch 1"], max_length: int
+    waiting: Prefixes, found: Prefixes, *, number: int, left: Int[Array, "batch 1"], max_nodes: int, max_length: int
 ) -> tuple[Int[Array, "batch number"], Bool[Array, "batch number"]]:
     """The places of the best prefixes that may hold an item worth finding, best first; and which there are.
 
-    `left` is how many a row may still score; those that could not be completed by so many are not scored, so that the
-    work ends like a beam search.
+    `left` is how many of `max_nodes` a row may still score; those that could not be completed by so many are not
+    scored, so that the work ends like a search with as many beams as there are items to return, or fewer if need be.
     """
     ops, worst = waiting.ops, found.keys[:, -1:]
     is_needed = waiting.keys >= worst - margin(worst, max_length)  # or the worst could not be proven
-    is_needed = is_needed & (waiting.depths >= max_length - left // number)
+    at_end = min(max(number, found.keys.shape[1]), max_nodes // max(max_length - 1, 1))  # of each length
+    is_needed = is_needed & (waiting.depths >= max_length - 1 - (left - number) // at_end)
     keys, places = ops.topk(ops.fill(waiting.keys, ~is_needed, DEAD), number)
     return places, (keys > DEAD) & (ops.arange(number, places) < left)
 

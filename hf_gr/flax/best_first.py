@@ -189,8 +189,8 @@ class _BestFirst:
         """The same with the choice of what the next forward scores."""
         plan, steps = self.plan, max(self.length - 1, 1)
         width, left = min(plan.num_beams, plan.max_nodes // steps), plan.max_nodes - state.num_nodes
-        how: dict[str, Any] = {"number": width, "left": left[:, None], "max_length": self.length}
-        places, flags = core.next_prefixes(state.waiting, state.found, **how)
+        how = {"number": width, "max_nodes": plan.max_nodes, "max_length": self.length}
+        places, flags = core.next_prefixes(state.waiting, state.found, left=left[:, None], **how)
         return replace(state, places=places, flags=flags)
 
     def _below(

@@ -123,6 +123,7 @@ class BaseCall(ABC):
         config.max_new_tokens, config.max_length = room or catalogue.max_length, None
         if config.exact:
             size = {"vocab_size": cls.vocabulary_of(model), "max_length": catalogue.max_length}
+            size["num_results"] = config.num_return_sequences
             sizes = exact_sizes(nodes_at_once, config.max_nodes, batch_size=prompt.num_rows, **size)
             config.num_beams, config.max_nodes = sizes
             if config.max_nodes < (steps := catalogue.max_length - 1):

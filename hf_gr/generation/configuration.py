@@ -119,8 +119,9 @@ class GRGenerationConfig(GenerationConfig):
             items are drawn without replacement, exactly: one after the other, each with its probability among those
             that are left (Kool, van Hoof and Welling 2020, ancestral Gumbel-top-k); in that order,
             `out.perturbed_scores`. `sequences_scores` are then plain sums of log-probabilities, after `temperature`.
-        max_nodes: the most prefixes that `exact=True` scores for a prompt, by default 16 times `num_beams`; then the
-            best items found so far are the answer, and `out.num_proven` is less than `num_return_sequences`.
+        max_nodes: the most prefixes that `exact=True` scores for a prompt, by default 16 times `num_beams`, or more
+            for many or long sequences; then the best items found so far are the answer, and `out.num_proven` is less
+            than `num_return_sequences`.
         forced_eos_token_id: transformers' own; used only if it is the catalogue's end token. In the longest sequences
             that token then has score 0, if `max_new_tokens` is omitted or equals their length.
         kwargs: the other arguments of `transformers.GenerationConfig`.

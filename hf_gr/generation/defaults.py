@@ -17,8 +17,15 @@ def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
 
 
 def exact_sizes(
-    num_beams: int | None, max_nodes: int | None, *, batch_size: int, vocab_size: int, max_length: int
+    num_beams: int | None,
+    max_nodes: int | None,
+    *,
+    batch_size: int,
+    vocab_size: int,
+    max_length: int,
+    num_results: int,
 ) -> tuple[int, int]:
     """How many prefixes of a row `exact=True` scores in a forward, and at most."""
     num_beams = num_beams or max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (batch_size * vocab_size)), 2)
-    return num_beams, max_nodes or max(NODES_PER_BEAM, 2 * (max_length - 1)) * num_beams
+    # At least twice the prefixes of so many items.
+    return num_beams, max_nodes or max(NODES_PER_BEAM * num_beams, 2 * (max_length - 1) * max(num_beams, num_results))

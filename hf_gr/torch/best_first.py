@@ -144,7 +144,8 @@ class _BestFirst:
         if not plan.exit_early and self.scorer.num_forwards * width >= plan.max_nodes:
             return False
         left = (plan.max_nodes - self.counts["num_nodes"])[:, None]
-        places, flags = core.next_prefixes(self.waiting, self.found, number=width, left=left, max_length=self.length)
+        how: dict[str, Any] = {"number": width, "left": left, "max_nodes": plan.max_nodes, "max_length": self.length}
+        places, flags = core.next_prefixes(self.waiting, self.found, **how)
         depths = torch.where(flags, self.waiting.depths.gather(1, places), 1)
         if plan.exit_early:
             least = torch.where(flags, depths, self.length).min()
