@@ -257,3 +257,10 @@ def test_a_cache_and_rules_and_a_config() -> None:
 def test_refusals(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate(**kwargs)
+
+
+@pytest.mark.parametrize("as_array", [np.array, torch.tensor])
+def test_beams_by_level_may_be_an_array(as_array: Any) -> None:
+    widths = [3, 5, 8, 10]
+    found, expected = (generate(num_beams=given, **TEN) for given in (as_array(widths), widths))
+    assert found.sequences.tolist() == expected.sequences.tolist()

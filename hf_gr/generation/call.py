@@ -91,6 +91,8 @@ class BaseCall(ABC):
             if first_of("top_k", kwargs, *configs) is None:
                 kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
         nodes_at_once, widths = None, None
+        if getattr(kwargs.get("num_beams"), "ndim", 0):  # an array
+            kwargs["num_beams"] = kwargs["num_beams"].tolist()
         if isinstance(kwargs.get("num_beams"), list | tuple):
             widths = read_widths(kwargs["num_beams"], first_of("num_return_sequences", kwargs, *configs) or 1)
             kwargs["num_beams"] = max(widths)
