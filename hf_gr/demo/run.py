@@ -45,7 +45,7 @@ class TrainSettings:
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
     max_items: int = 9
-    max_steps: int = 800
+    max_steps: int = 650
 
 
 @dataclass(frozen=True)
