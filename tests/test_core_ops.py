@@ -45,6 +45,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "first_false": [(FLAGS, 1), (FLAGS, 8)],
     "put": [(KEYS, PLACES, -np.inf)],
     "smallest": [(KEYS,), (DEAD,)],
+    "largest": [(KEYS,), (DEAD,)],
     "log_softmax": [(KEYS,), (DEAD,)],
     "exp": [(DEAD,)],
     "log": [(np.abs(KEYS),), (np.zeros(3, np.float32),)],

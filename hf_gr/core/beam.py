@@ -92,7 +92,7 @@ class Beams:
         """The same, when prefixes or sequences of these scores, if that is noted, are cut."""
         if self.lost is None:
             return self
-        return replace(self, lost=self.ops.topk(self.ops.concat([self.lost, scores], 1), 1)[0])
+        return replace(self, lost=self.ops.largest(self.ops.concat([self.lost, scores], 1)))
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,13 @@ def penalized(scores: Float[Array, "batch _"], length: Any, length_penalty: Any)
 def margin(scores: Float[Array, "batch _"], max_length: int) -> Float[Array, "batch _"]:
     """By how much rounding may change scores of so many terms."""
     return ROUNDING * max_length * abs(scores).clip(1.0)
+
+
+def num_above(
+    scores: Float[Array, "batch sequences"], bound: Float[Array, "batch 1"], max_length: int
+) -> Int[Array, " batch"]:
+    """How many of a row's first scores are larger than what bounds all others, by more than rounding."""
+    return ((scores > DEAD) & (scores - margin(scores, max_length) >= bound)).sum(-1)
 
 
 def retire(

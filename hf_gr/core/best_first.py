@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
-from .beam import DEAD, margin
+from .beam import DEAD, margin, num_above
 from .ops import Array
 
 
@@ -158,7 +158,7 @@ def with_best(
     """The best of those that wait and of inner children, as many as before; and the best key that was ever lost."""
     ops, number = waiting.ops, waiting.keys.shape[1]
     keys, places = ops.topk(ops.concat([waiting.keys, below.inner.reshape(len(lost), -1)], 1), number + 1)
-    lost = ops.topk(ops.concat([lost, keys[:, number:]], 1), 1)[0]
+    lost = ops.largest(ops.concat([lost, keys[:, number:]], 1))
     return _merged(waiting, below, places[:, :number], keys[:, :number]), lost
 
 
@@ -189,5 +189,5 @@ def num_proven(
 ) -> Int[Array, " batch"]:
     """How many of a row's first sequences have larger keys than anything that was left or lost."""
     ops = found.ops
-    bound = ops.topk(ops.concat([waiting.keys, lost], 1), 1)[0]
-    return ((found.keys > DEAD) & (found.keys - margin(found.keys, max_length) >= bound)).sum(-1)
+    bound = ops.largest(ops.concat([waiting.keys, lost], 1))
+    return num_above(found.keys, bound, max_length)

@@ -13,7 +13,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 
 from . import beam
-from .beam import DEAD, Beams, Candidates, Finished, margin, paths_of, penalized
+from .beam import DEAD, Beams, Candidates, Finished, num_above, paths_of, penalized
 from .ops import Array
 from .plan import Options
 
@@ -164,7 +164,7 @@ def proven(beams: Beams, finished: Finished, plan: Options, *, max_length: int) 
         return None
     cut, scores = beams.losing(beams.scores).lost, finished.scores[:, : plan.num_return_sequences]
     bound = penalized(cut, max_length, plan.length_penalty)
-    return ((scores > DEAD) & (scores - margin(scores, max_length) >= bound)).sum(-1)
+    return num_above(scores, bound, max_length)
 
 
 def best(

@@ -94,6 +94,11 @@ def smallest(values: Array) -> Array:
     return values.min(axis=-1, keepdims=True)
 
 
+def largest(values: Array) -> Array:
+    """The largest of each row, as a column."""
+    return values.max(axis=-1, keepdims=True)
+
+
 def log_softmax(scores: Array) -> Array:
     """Log-probabilities along the last axis; NaN where all scores are `-inf`."""
     with np.errstate(invalid="ignore"):

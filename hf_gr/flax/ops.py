@@ -85,6 +85,10 @@ def smallest(values: Array) -> Array:  # noqa: D103
     return values.min(axis=-1, keepdims=True)
 
 
+def largest(values: Array) -> Array:  # noqa: D103
+    return values.max(axis=-1, keepdims=True)
+
+
 for _made in (beam.Beams, beam.Finished):
     _names = tuple(_made.__dataclass_fields__)
     jax.tree_util.register_dataclass(_made, data_fields=_names[1:], meta_fields=_names[:1])

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 __all__ = [
-    "along", "arange", "argmax", "concat", "exp", "expand", "fill", "first_false", "full", "log", "log_softmax", "pad",
-    "pick", "put", "smallest", "topk", "topk_in_order", "where",
+    "along", "arange", "argmax", "concat", "exp", "expand", "fill", "first_false", "full", "largest", "log",
+    "log_softmax", "pad", "pick", "put", "smallest", "topk", "topk_in_order", "where",
 ]  # fmt: skip
 
 CPU_BLOCK, CPU_BLOCKS_FROM = 64, 30_000  # candidates of a row from which blocks of them are faster (measured)
@@ -72,6 +72,10 @@ def put(values: Tensor, places: Tensor, number: float) -> Tensor:  # noqa: D103
 
 def smallest(values: Tensor) -> Tensor:  # noqa: D103
     return values.amin(-1, keepdim=True)
+
+
+def largest(values: Tensor) -> Tensor:  # noqa: D103
+    return values.amax(-1, keepdim=True)
 
 
 def log_softmax(scores: Tensor) -> Tensor:  # noqa: D103
