@@ -156,11 +156,8 @@ def select(
         flat, keys = (ops.pad(one, missing, DEAD) for one in (flat, keys))
     chosen = ops.topk(keys, number)[1] if picked is None else picked
     kept_scores = ops.along(flat, chosen)
-    beams, chosen, kept_scores = (
-        beams.losing(kept_scores[:, num_kept:]),
-        chosen[:, :num_kept],
-        kept_scores[:, :num_kept],
-    )
+    beams = beams.losing(kept_scores[:, num_kept:])
+    chosen, kept_scores = chosen[:, :num_kept], kept_scores[:, :num_kept]
     chosen = chosen.clip(0, size - 1) if missing else chosen
     parents = chosen if num_children == 1 else chosen // num_children
     tokens, states = candidates.take(chosen)

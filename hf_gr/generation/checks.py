@@ -76,6 +76,14 @@ def check_exact(config: Any, nodes_at_once: Any, given: Mapping[str, Any]) -> No
         raise ValueError("output_logits=True with exact=True, expected False: there are no levels of beams; omit it")
 
 
+def not_with_exact(name: str) -> ValueError:
+    """The error for what may raise or end scores."""
+    return ValueError(
+        f"{name} with exact=True, expected neither logits processors nor stopping criteria, after which a prefix may "
+        "be less probable than an item below it: omit it"
+    )
+
+
 def read_widths(num_beams: Any, num_results: Any) -> tuple[int, ...]:
     """Check beams by level."""
     for width in num_beams:

@@ -30,7 +30,7 @@ from hf_gr.flax.processors import Processors
 from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.call import BaseCall
-from hf_gr.generation.checks import options_of
+from hf_gr.generation.checks import not_with_exact, options_of
 from hf_gr.generation.internals import default_generation_fields
 from hf_gr.generation.models import end_tokens
 from hf_gr.generation.seeds import row_seeds
@@ -91,7 +91,7 @@ class Call(BaseCall):
             stopping_criteria=stopping_criteria,
         )
         if config.exact:
-            check_exact(config, processors)
+            _refuse_with_exact(config, processors)
         plan = make_plan(config, catalogue, processors, step_scores=call.step_scores)
         mesh = to_mesh(mesh)
         num_rows = num_rows_on(mesh, prompt.num_rows)
@@ -232,7 +232,7 @@ def processors_of(
     return Processors(suppressed if suppressed.any() else None, functions, criteria)
 
 
-def check_exact(config: Any, processors: Processors | None) -> None:
+def _refuse_with_exact(config: Any, processors: Processors | None) -> None:
     """Refuse what `exact=True` does not go with: samples, and all that may make a prefix worse than an item below."""
     if config.do_sample:
         raise ValueError(
@@ -242,10 +242,7 @@ def check_exact(config: Any, processors: Processors | None) -> None:
     if processors is not None:
         functions = [("logits_processor", processors.functions), ("stopping_criteria", processors.criteria)]
         name = next((name for name, given in functions if given), "suppress_tokens")
-        raise ValueError(
-            f"{name} with exact=True, expected neither logits processors nor stopping criteria, after which a prefix "
-            "may be less probable than an item below it: omit it"
-        )
+        raise not_with_exact(name)
 
 
 def _read_functions(given: Any, name: str, returned: str) -> tuple[Any, ...]:

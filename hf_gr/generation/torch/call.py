@@ -20,7 +20,7 @@ from transformers.generation import EosTokenCriteria, PrefixConstrainedLogitsPro
 from hf_gr.generation import internals
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.call import BaseCall
-from hf_gr.generation.checks import check_tokens_of_catalogue, options_of
+from hf_gr.generation.checks import check_tokens_of_catalogue, not_with_exact, options_of
 from hf_gr.generation.configuration import OF_OUR_LOOP, VERIFICATION
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import growing_angles
@@ -249,10 +249,7 @@ class Call(BaseCall):
             options["renormalizes"] = config.renormalize_logits is True
             options["temperature"] = float(config.temperature or 1.0) if config.do_sample else 1.0
             if others := [*before, *after, *stop]:
-                raise ValueError(
-                    f"{type(others[0]).__name__} with exact=True, expected neither logits processors nor stopping "
-                    "criteria, after which a prefix may be less probable than an item below it: omit it"
-                )
+                raise not_with_exact(type(others[0]).__name__)
         return DecodePlan(
             **options,
             prompt=input_ids,
