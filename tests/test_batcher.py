@@ -142,8 +142,12 @@ class Case:
         ),
         # A batch does not grow until its leader is late: two take 0.15 s.
         (1, [("soon", {"timeout": 0.16}), *[(n, {}) for n in range(4)]], [["soon", 0], [1, 2, 3]]),
-        # One that fails does not fail the others.
-        (1, [("one", {}), ("bad", {}), ("two", {})], [["one", "bad", "two"], ["one"], ["bad"], ["two"]]),
+        # One that fails does not fail the others, and is looked for by halves.
+        (
+            1,
+            [*[(n, {}) for n in range(4)], ("bad", {})],
+            [[0, 1, 2, 3, "bad"], [0, 1], [2, 3, "bad"], [2], [3, "bad"], [3], ["bad"]],
+        ),
     ],
 )
 @in_virtual_time
@@ -213,12 +217,73 @@ async def test_what_cannot_be_in_time_is_refused_at_once_but_never_when_idle() -
 
 
 @in_virtual_time
+async def test_what_never_can_be_in_time_is_refused_by_an_idle_server_but_for_a_trial_now_and_then() -> None:
+    case = Case(costs=Costs(fixed=10.0, token=0.1))
+    case.batcher.pace = 50.0  # of a batch that something else held up, which says nothing of these
+    num_refused = 0
+    while case.batcher.pace > 0.1:  # its estimates are a hundred times too high
+        try:
+            await case.ask("hopeless", timeout=1.0)
+        except TooLate:
+            num_refused += 1
+            await asyncio.sleep(1.0)
+    assert num_refused > 8 * len(case.computed)  # a tenth of the time
+    with pytest.raises(TooLate, match="takes about 1.5 s, more than the 0.5 s until its deadline: raise the timeout"):
+        await case.ask("hopeless", timeout=0.5)
+    assert (await case.ask("soon", timeout=2.0)).items == ["soon"]
+
+
+@in_virtual_time
+async def test_a_batch_that_fails_is_answered_in_parts_and_forgotten() -> None:
+    case = Case(seconds=lambda batch: 1.0, token_budget=1000)
+    pace, start = case.batcher.pace, case.loop.time()
+    good = [case.ask(number) for number in range(7)]
+    bad = case.ask("bad")
+    assert (await good[0]).seconds["computed"] == pytest.approx(case.loop.time() - start) == pytest.approx(2.0)
+    await asyncio.wait([*good, bad])
+    assert case.batcher.pace == pace
+    assert case.batcher.token_budget == 1000
+
+
+@in_virtual_time
+async def test_out_of_memory_halves_the_budget() -> None:
+    def run(batch: Sequence[Job]) -> Computed:
+        if len(batch) > 3 or batch[0].request == "huge":
+            raise MemoryError
+        return echo(batch)
+
+    case = Case(token_budget=1000)
+    case.batcher._run = run
+    assert [one.items for one in await asyncio.gather(*map(case.ask, range(8)))] == [[number] for number in range(8)]
+    assert case.batcher.token_budget == 8 * 50 // 2 // 2
+    with pytest.raises(MemoryError):
+        await case.ask("huge")
+    assert case.batcher.token_budget == 100
+
+
+@in_virtual_time
 async def test_the_deadline_ends_a_request_even_while_it_is_computed() -> None:
     case = Case(seconds=lambda batch: 5.0)
     with pytest.raises(TooLate, match="the deadline passed"):
         await case.ask("slow", timeout=1.0)
     assert case.loop.time() == pytest.approx(1.0)
     await case.batcher.close()
+
+
+@in_virtual_time
+async def test_the_pace_is_known_of_batches_that_were_given_up() -> None:
+    case = Case(seconds=lambda batch: 1.01)
+
+    def run(batch: Sequence[Job]) -> Computed:
+        assert batch[0].future.done()
+        raise RuntimeError("given up")
+
+    case.batcher._run = run
+    for _ in range(10):
+        with pytest.raises(TooLate):
+            await case.ask("slow", timeout=1.0)
+    assert 5.0 < case.batcher.pace < 10.2  # 0.1 s are expected at first
+    assert not case.log.batches
 
 
 @in_virtual_time

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from families import VOCABULARY, build, shared
 from label_tokenizers import tokenizer_of
 from serving_fake import Log, in_loop
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import hf_gr
 from hf_gr import ConstraintIndex, Engine, classify, enable
@@ -265,6 +267,62 @@ async def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> No
             await engine.recommend(history=["B00"], timeout=1e-4)
         await asyncio.gather(*tasks, return_exceptions=True)
     assert (log.outcomes["answered"], log.outcomes["cancelled"]) == (19, 1)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5", "bloom"])
+@in_loop
+async def test_what_nobody_waits_for_is_not_computed_to_its_end(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = enable(build(family))
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    begun: list[float] = []
+
+    def slow(*_: Any) -> None:
+        begun.append(time.monotonic())
+        time.sleep(0.1)
+
+    async with Engine(model, INDEX, workers=1, cores=1, num_beams=4, num_results=4) as engine:
+        hooks = [layer.register_forward_hook(slow) for layer in layers]
+        for act in ("deadline", "cancel"):
+            begun.clear()
+            asked = asyncio.ensure_future(engine.recommend(history=["B00"], timeout=0.05 if act == "deadline" else 9))
+            if act == "cancel":
+                await asyncio.sleep(0.05)
+                asked.cancel()
+            with pytest.raises((TooLate, asyncio.CancelledError)):
+                await asked
+            await asyncio.to_thread(engine._workers.submit(int).result)
+            assert len(begun) == 1  # of each layer and level
+        for hook in hooks:
+            hook.remove()
+        same(
+            await engine.recommend(history=["B00"]),
+            expected(model, INDEX, tokens_of(["B00"]), num_beams=4, num_results=4),
+        )
+    assert not any(layer._forward_pre_hooks for layer in layers)
+
+
+@in_loop
+async def test_memory_that_is_not_enough_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = enable(build("qwen3"))
+    async with Engine(model, INDEX, workers=1, cores=1, max_batch=4) as engine:
+        generate = model.generate
+
+        def limited(input_ids: torch.Tensor, **how: Any) -> Any:
+            if len(input_ids) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return generate(input_ids=input_ids, **how)
+
+        monkeypatch.setattr(model, "generate", limited)
+        assert all(
+            answer.items for answer in await asyncio.gather(*[engine.recommend(history=[item]) for item in IDS[:4]])
+        )
+        assert engine._batcher is not None
+        assert engine._batcher.token_budget < 4 * 50
+
+
+def test_prompts_are_cut_by_default() -> None:
+    recommender = Engine(model_of(), INDEX)._recommender
+    assert recommender.max_prompt_tokens == 4096
 
 
 @in_loop

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import typer
 
-from hf_gr.serving.defaults import TIMEOUT
+from hf_gr.serving.defaults import MAX_PROMPT_TOKENS, TIMEOUT
 
 from .failures import STOPPED, fail, quiet_libraries
 from .programs import require
@@ -38,7 +38,7 @@ def serve(
     updates: Path | None = None,
     unknown_items: Literal["drop", "refuse"] = "drop",
     tokenizer: str | None = None,
-    max_prompt_tokens: int | None = None,
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     prefix_tokens: Sequence[int] = (),
     suffix_tokens: Sequence[int] = (),
     prompt: str | None = None,
@@ -82,7 +82,7 @@ def serve(
             has a catalogue, --index and --rules are not read. By default changes are lost when the process ends.
         unknown_items: items of a history or filter that the catalogue does not have: drop them, or refuse the request.
         tokenizer: for texts; by default the model's own.
-        max_prompt_tokens: longer prompts are cut from the left; by default what the model takes.
+        max_prompt_tokens: longer prompts are cut from the left, also to what the model takes.
         prefix_tokens: token ids before every history.
         suffix_tokens: token ids after every history.
         prompt: what the model reads for /v1/classify, with {text} in the text's place; \n is a new line. By default a

@@ -13,6 +13,7 @@ Source: xGR, section 7 (batching by token capacity, several streams); deadlines 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from bisect import insort
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,9 +27,12 @@ from hf_gr.answering.batching import num_batch_tokens
 from .answers import Batch, Classification, Closed, Overloaded, Recommendation, TooLate
 from .costs import Costs
 
+logger = logging.getLogger(__name__)
+
 PACE = 0.2  # weight of the last batch in what is known of the machine's pace
 SLOWEST_PACE, FASTEST_PACE = 100.0, 0.05
 CHOICE = 2.0  # budgets of tokens with the earliest deadlines, among which a batch is chosen
+TRIALS = 0.1  # of a worker's time, for requests that look hopeless: so estimates that are too high are found out
 
 
 @dataclass(eq=False)
@@ -57,7 +61,8 @@ class Batcher:
     """Batches for workers, which compute one at a time each. All methods are called in the event loop's thread.
 
     Args:
-        run: computes the jobs of a batch, in a thread of `pool`. If it raises, its jobs are computed one by one.
+        run: computes the jobs of a batch, in a thread of `pool`. If it raises, the batch is halved until those that
+            fail are alone; after a `MemoryError` the budget is halved, too.
         pool: has a thread for each of the `workers`.
         token_budget: of a batch; a single job may need more, and is a batch of its own.
         max_batch: the most jobs of one.
@@ -85,6 +90,7 @@ class Batcher:
         self._waiting: list[Job] = []  # by deadline
         self._in_flight: dict[asyncio.Task[None], float] = {}  # and when each will probably end
         self._num_batches = 0
+        self._next_trial = 0.0
         self._is_woken = self.is_closing = False
 
     @property
@@ -127,10 +133,19 @@ class Batcher:
         return self.costs.seconds(tokens) * self.pace
 
     def _admit(self, job: Job, now: float) -> None:
-        """Refuse a job that cannot be in time; never when there is a worker for it and for all that wait."""
+        """Refuse a job that cannot be in time; where a worker is free for it, one that no idle server could answer."""
         if self.is_closing:
             raise Closed("the server is closing: ask another one")
-        if len(self._waiting) + len(self._in_flight) < self._workers:
+        is_idle, left = len(self._waiting) + len(self._in_flight) < self._workers, job.deadline - now
+        # What held up a batch says nothing of this one.
+        if (alone := self.costs.seconds(job.tokens) * min(self.pace, 1.0)) > left:
+            if not is_idle or now < self._next_trial:
+                raise TooLate(
+                    f"the request takes about {alone:.2g} s, more than the {left:.2g} s until its deadline: raise the "
+                    "timeout or use fewer beams"
+                )
+            self._next_trial = now + left / TRIALS
+        if is_idle:
             return
         if len(self._waiting) >= self.max_queue:
             after = self._seconds_before(math.inf, now)
@@ -198,11 +213,44 @@ class Batcher:
         return batch, seconds
 
     async def _compute(self, batch: list[Job], began: float, *, is_full: bool) -> None:
-        loop = asyncio.get_running_loop()
-        tokens = num_batch_tokens(len(batch), max(job.length for job in batch), batch[0].tokens_ahead)
-        predicted = self.predicted(tokens)
-        values, told = await self._values(batch)
-        took = (now := loop.time()) - began
+        loop, parts = asyncio.get_running_loop(), [batch]
+        while parts:
+            part = [job for job in parts.pop() if not job.future.done()]
+            if not part:
+                continue
+            start, tokens = (
+                loop.time(),
+                num_batch_tokens(len(part), max(job.length for job in part), part[0].tokens_ahead),
+            )
+            predicted = self.predicted(tokens)
+            try:
+                values, told = await loop.run_in_executor(self._pool, self._run, part)
+            except Exception as error:
+                took = loop.time() - start
+                if all(job.future.done() for job in part):  # it was given up: it takes at least so long
+                    self._learn(part, max(took, predicted), tokens)
+                elif len(part) == 1:
+                    self._end(part[0], error)
+                else:
+                    if isinstance(error, MemoryError):
+                        self.token_budget = min(self.token_budget, tokens // 2)
+                        logger.warning("out of memory: batches have at most %d tokens from now on", self.token_budget)
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
+                continue
+            took = (now := loop.time()) - start
+            if len(part) == len(batch):  # halves of one that failed are not as batches are
+                self._learn(part, took, tokens, is_full=is_full)
+            for job, value in zip(part, values, strict=True):
+                if isinstance(value, Exception):
+                    self._end(job, value)
+                elif not job.future.done():
+                    seconds = {"total": now - job.arrived, "queued": began - job.arrived, "computed": now - began}
+                    job.future.set_result(replace(value, seconds=seconds, batch_size=len(part)))
+            self._tell("computed", Batch(len(part), tokens, took, predicted, **told))
+
+    def _learn(self, batch: list[Job], took: float, tokens: int, *, is_full: bool = False) -> None:
+        """The machine's pace, from a batch."""
         pace = took / max(self.costs.seconds(tokens), 1e-9)
         self._num_batches += 1
         weight = max(PACE, 1.0 / (1 + self._num_batches))  # the first batches may be unlike those of the warm-up
@@ -212,22 +260,6 @@ class Batcher:
         per_token = took / sum(job.tokens for job in batch)
         if is_full or per_token < self.seconds_per_token:
             self.seconds_per_token += weight * (per_token - self.seconds_per_token)
-        for job, value in zip(batch, values, strict=True):
-            if isinstance(value, Exception):
-                self._end(job, value)
-            elif not job.future.done():
-                seconds = {"total": now - job.arrived, "queued": began - job.arrived, "computed": took}
-                job.future.set_result(replace(value, seconds=seconds, batch_size=len(batch)))
-        self._tell("computed", Batch(len(batch), tokens, took, predicted, **told))
-
-    async def _values(self, batch: list[Job]) -> Computed:
-        """What `run` gives back; if it raises, each job's own value or error."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, batch)
-        except Exception as error:
-            if len(batch) == 1:
-                return [error], {}
-            return [error if job.future.done() else (await self._values([job]))[0][0] for job in batch], {}
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._in_flight[task]

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hf_gr.answering.loading import load_index, load_tokenizer
 from hf_gr.answering.prefix_cache import prefix_cache
 from hf_gr.answering.recommender import (
@@ -28,6 +30,7 @@ from hf_gr.answering.torch_models import input_device, load_draft_model, load_mo
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.classification.classify import DEFAULT_PROMPT, classify
+from hf_gr.classification.prompts import prompt_room
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
@@ -35,8 +38,8 @@ from .answers import BrokenAnswer, Classification, Closed, Observer, Recommendat
 from .batcher import Batcher, Computed, Job
 from .catalogues import LiveCatalogue
 from .costs import Costs, fit_costs, prepare
-from .defaults import TIMEOUT
-from .workers import Workers
+from .defaults import MAX_PROMPT_TOKENS, TIMEOUT
+from .workers import Workers, watch, while_wanted
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +73,8 @@ class Engine:
         unknown_items: what happens to items of a history, or of `filter`, that the catalogue does not have: `"drop"`
             (the answer names them) or `"refuse"`.
         fallback: item ids that answer an empty history; None to refuse it.
-        max_prompt_tokens: prompts keep their latest tokens; None for as many as the model has positions for.
+        max_prompt_tokens: prompts keep so many tokens, the latest (of a text to classify, the first); None for as many
+            as the model has positions for, which lets one request keep a worker for long.
         prefix_tokens: before every prompt made from a history.
         suffix_tokens: after it.
         key_cache_bytes: of memory for the keys of earlier prompts, which later ones that begin alike reuse: a shared
@@ -112,7 +116,7 @@ class Engine:
         timeout: float = TIMEOUT,
         unknown_items: str = "drop",
         fallback: Sequence[Any] | None = None,
-        max_prompt_tokens: int | None = None,
+        max_prompt_tokens: int | None = MAX_PROMPT_TOKENS,
         prefix_tokens: Sequence[int] = (),
         suffix_tokens: Sequence[int] = (),
         key_cache_bytes: int = 2**28,
@@ -171,6 +175,7 @@ class Engine:
         self.observers = [] if observer is None else [observer]  # more may come at any time
         self.prompt = prompt
         self._workers = Workers(workers, input_device(model), cores=cores)
+        self._hooks: list[Any] = []
         self._limits = {"max_batch": max_batch, "max_queue": max_queue}
         self._token_budget = token_budget
         self._key_cache_bytes = key_cache_bytes
@@ -208,6 +213,7 @@ class Engine:
         if self._is_closed:
             raise Closed("a closed engine cannot start again: make another one")
         costs = await asyncio.get_running_loop().run_in_executor(None, self._warm_up)
+        self._hooks = watch(self.model)
         self._batcher = Batcher(
             self._compute,
             self._workers,
@@ -223,6 +229,8 @@ class Engine:
         self._is_closed = True
         if self._batcher is not None:
             await self._batcher.close(timeout)
+        for hook in self._hooks:
+            hook.remove()
         self._workers.shutdown(wait=False)
 
     async def recommend(
@@ -365,8 +373,15 @@ class Engine:
     def _compute(self, batch: Sequence[Job]) -> Computed:
         """The answers to a batch, in a worker; all of one edition of the catalogue."""
         recommender = self._current()
-        if batch[0].kind == CLASSIFY:
-            return self._ranked(batch, recommender), {}
+        try:
+            with while_wanted(lambda: not all(job.future.done() for job in batch)):
+                if batch[0].kind == CLASSIFY:
+                    return self._ranked(batch, recommender), {}
+                return self._recommended(batch, recommender)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from None
+
+    def _recommended(self, batch: Sequence[Job], recommender: Recommender) -> Computed:
         requests: list[Request] = [job.request for job in batch]
         most = max(request.num_results or 0 for request in requests)
         told: dict[str, Any] = {}
@@ -402,6 +417,7 @@ class Engine:
         return values, told
 
     def _ranked(self, batch: Sequence[Job], recommender: Recommender) -> list[Classification]:
+        room = prompt_room(self.model.config, recommender.tokenizer, recommender.index.max_length, None)
         texts, numbers = zip(*(job.request for job in batch), strict=True)
         ranked = classify(
             self.model,
@@ -411,6 +427,7 @@ class Engine:
             top_k=max(numbers),
             prompt=self.prompt,
             batch_size=len(texts),
+            max_length=min(room, recommender.max_prompt_tokens or room),
             progress=False,
         )
         best = [labels[:number] for labels, number in zip(ranked, numbers, strict=True)]

@@ -9,15 +9,47 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 ON_A_GPU = 2  # workers, by default: one prepares its batch while the other computes
 
 Result = TypeVar("Result")
+_own = threading.local()  # of a worker
+
+
+class GivenUp(Exception):
+    """Nobody waits any more for what is computed."""
+
+
+@contextmanager
+def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """End a computation of this thread before the next layer, by `GivenUp`, once nobody wants it: see `watch`."""
+    _own.is_wanted = is_wanted
+    try:
+        yield
+    finally:
+        del _own.is_wanted
+
+
+def watch(model: torch.nn.Module) -> list[Any]:
+    """Have a model look before each layer whether its forward is still wanted; handles to end that.
+
+    So a deadline ends a prefill as well as a search. On a GPU layers are launched long before they are computed.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return [module.register_forward_pre_hook(_look) for module in (model, *layers)]
+
+
+def _look(*_: Any) -> None:
+    is_wanted = None if torch.compiler.is_compiling() else getattr(_own, "is_wanted", None)
+    if is_wanted is not None and not is_wanted():
+        raise GivenUp
 
 
 class Workers(ThreadPoolExecutor):
