@@ -50,6 +50,7 @@ from .catalogues import Update
 from .logs import log
 
 MOST_AT_ONCE = 256  # requests in one call
+LARGE = 2**16  # bytes of a body that is read in a thread
 
 T = TypeVar("T")
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -310,24 +311,41 @@ def _swap(catalogue: Any, body: CataloguePut) -> None:
 
 async def _answer(request: Request, kind: Any, ask: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]) -> Response:
     """Ask for one request or each of a list, as long as the client waits."""
-    body = read_json(await request.body())
-    if not isinstance(body, list):
-        return _json(await _while_waiting(request, ask(read_body(kind, body))))
-    if not 1 <= len(body) <= MOST_AT_ONCE:
-        expected = f"1 to {MOST_AT_ONCE} in a list"
-        raise wrong("body", f"{len(body)} requests", expected, "divide it into several calls")
+    body = await request.body()
+    given = await asyncio.to_thread(_read, kind, body) if len(body) > LARGE else _read(kind, body)
+    if not isinstance(given, list):
+        return _json(await _while_waiting(request, ask(given)))
 
-    async def ask_one(number: int, value: Any) -> dict[str, Any]:
+    async def ask_one(value: Any) -> dict[str, Any]:
         try:
-            return await ask(read_body(kind, value, at=f"[{number}]"))
+            if isinstance(value, Exception):
+                raise value
+            return await ask(value)
         except Exception as failure:
             told = describe(failure)
             if told.status == 500:
                 log("failed", level=logging.ERROR, error=failure)
             return {"error": told.error.model_dump(exclude_none=True) | {"status": told.status}}
 
-    answers = asyncio.gather(*(ask_one(number, value) for number, value in enumerate(body)))
-    return _json(await _while_waiting(request, answers))
+    return _json(await _while_waiting(request, asyncio.gather(*map(ask_one, given))))
+
+
+def _read(kind: Any, body: bytes) -> Any:
+    """A request, or a list of requests and of errors where one is wrong."""
+    value = read_json(body)
+    if not isinstance(value, list):
+        return read_body(kind, value)
+    if not 1 <= len(value) <= MOST_AT_ONCE:
+        expected = f"1 to {MOST_AT_ONCE} in a list"
+        raise wrong("body", f"{len(value)} requests", expected, "divide it into several calls")
+
+    def read_one(number: int, value: Any) -> Any:
+        try:
+            return read_body(kind, value, at=f"[{number}]")
+        except Refused as refused:
+            return refused
+
+    return list(map(read_one, range(len(value)), value))
 
 
 async def _while_waiting(request: Request, work: Awaitable[T]) -> T:

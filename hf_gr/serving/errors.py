@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import islice
 from typing import Any
 
 import pydantic_core
@@ -23,6 +24,7 @@ _FORM = re.compile(
 CLIENT_GONE = 499  # nginx's number; the answer is not read
 RETRY_UNREADY = 1.0  # seconds
 LONGEST_VALUE = 200  # characters of a wrong value that an error repeats
+_ENCODER = json.JSONEncoder(default=repr)
 
 
 class Error(BaseModel):
@@ -64,7 +66,7 @@ class Refused(Exception):
 
 def wrong(argument: str, value: Any, expected: str, fix: str, *, status: int = 422) -> Refused:
     """A refusal of one argument."""
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    text = value if isinstance(value, str) else "".join(islice(_ENCODER.iterencode(value), LONGEST_VALUE + 1))
     shown = text[:LONGEST_VALUE] + "..." if len(text) > LONGEST_VALUE else value
     message = f"{argument}={shown!r}, expected {expected}: {fix}"
     return Refused(status, Error(message=message, argument=argument, value=shown, expected=expected, fix=fix))

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The JSON that the server takes. Knows no engine.
 
-A body is read by pydantic once, strictly: `"5"` is no integer, and an unknown key is an error, not a wish ignored.
+A body is read by pydantic once, strictly: `"5"` is no integer, and an unknown key is an error, not a wish ignored. A
+list is read up to its first error: pydantic needs seconds, and a kilobyte, for each thousand.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, StrictStr, ValidationError, model_validator
 
 from .errors import to_json, wrong
 
+
+class First(FailFast):
+    """`FailFast` that can be in a union."""
+
+    __hash__ = object.__hash__
+
+
 ItemId = StrictStr | StrictInt
+ItemIds = Annotated[list[ItemId], First()]
+Tokens = Annotated[list[int], First()]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 
@@ -28,6 +38,15 @@ class Taken(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, value: Any) -> Any:
+        """Omit unknown keys but the first: each would be an error."""
+        if isinstance(value, dict) and len(value) > len(cls.model_fields):
+            known = {name: value[name] for name in cls.model_fields if name in value}
+            return known | {next(name for name in value if name not in known): None}
+        return value
+
 
 class RecommendRequest(Taken):
     """One user: a `history`, a `text` or `tokens`, and which items may be recommended."""
@@ -36,13 +55,13 @@ class RecommendRequest(Taken):
         json_schema_extra={"examples": [{"history": ["B01", "B02"], "num_results": 10, "exclude": ["B03"]}]}
     )
 
-    history: list[ItemId] | None = Field(default=None, description="Ids of the user's items, the latest last.")
+    history: ItemIds | None = Field(default=None, description="Ids of the user's items, the latest last.")
     text: str | None = Field(default=None, description="A prompt as text, for a model with a tokenizer.")
-    tokens: list[int] | None = Field(default=None, description="A prompt as token ids.")
+    tokens: Tokens | None = Field(default=None, description="A prompt as token ids.")
     num_results: Count | None = Field(default=None, description="Items in the answer.")
     num_beams: Count | None = Field(default=None, description="Beams of the search, at least num_results.")
-    exclude: list[ItemId] = Field(default_factory=list, description="Ids of items that must not be in the answer.")
-    filter: list[ItemId] | None = Field(default=None, description="Ids of the only items that may be in the answer.")
+    exclude: ItemIds = Field(default_factory=list, description="Ids of items that must not be in the answer.")
+    filter: ItemIds | None = Field(default=None, description="Ids of the only items that may be in the answer.")
     rule: str | None = Field(
         default=None, description="Name of a rule of the catalogue: only its items may be in the answer."
     )
@@ -70,15 +89,15 @@ class NewItem(Taken):
     """An item to add to the catalogue."""
 
     item_id: ItemId
-    sequence: list[int] = Field(min_length=1, description="The item's token ids.")
+    sequence: Tokens = Field(min_length=1, description="The item's token ids.")
 
 
 class CataloguePatch(Taken):
     """Changes of the catalogue: all are made, in one step, or none."""
 
-    remove: list[ItemId] = Field(default_factory=list, description="Ids of items; they leave every rule.")
-    add: list[NewItem] = Field(default_factory=list)
-    rules: dict[str, list[ItemId] | None] = Field(
+    remove: ItemIds = Field(default_factory=list, description="Ids of items; they leave every rule.")
+    add: Annotated[list[NewItem], First()] = Field(default_factory=list)
+    rules: dict[str, ItemIds | None] = Field(
         default_factory=dict, description="Item ids by name of a rule, which is made or replaced; null deletes it."
     )
 
