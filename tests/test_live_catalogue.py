@@ -20,6 +20,7 @@ import pytest
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.serving import catalogues, update_log
+from hf_gr.serving.answers import Overloaded
 from hf_gr.serving.catalogues import Edition, LiveCatalogue, Update
 from hf_gr.serving.update_log import UpdateLog
 
@@ -246,38 +247,74 @@ def test_threads_that_read_and_write() -> None:
 
 
 def test_an_unfinished_line_never_counted(tmp_path: Path) -> None:
-    """Cut anywhere, or followed by zeros, as after a power failure."""
+    """Cut anywhere, or whole and not acknowledged yet, or followed by zeros, as after a power failure."""
     catalogue = LiveCatalogue(small_index(), log=UpdateLog(tmp_path))
     catalogue.apply(add("pie", 6, 9))
     path = tmp_path / "updates-000000000000.jsonl"
     whole = path.read_bytes()
     catalogue.apply(Update(remove=["pie"]))
     longer = path.read_bytes()
-    for cut in [*range(len(whole), len(longer), 7), len(longer) - 1, None]:
+    head = tmp_path / "log.json"
+    after, before = head.read_bytes(), _head_of_version(tmp_path, 1)
+    for cut in [*range(len(whole), len(longer), 7), len(longer), None]:
+        head.write_bytes(before)
         path.write_bytes(whole + b"\0" * 500 if cut is None else longer[:cut])
         late = LiveCatalogue(log=UpdateLog(tmp_path))
         assert (late.edition.version, set(late.edition.index.item_ids)) == (1, {"ham", "jam", "yam", "pie"})
         late.apply(Update(remove=["pie"]))
         assert LiveCatalogue(log=UpdateLog(tmp_path)).edition.version == 2
-        assert path.read_bytes() == longer
+        assert (path.read_bytes(), head.read_bytes()) == (longer, after)
+
+
+def _head_of_version(folder: Path, version: int) -> bytes:
+    """`log.json` as it was once an update was acknowledged, and no later one."""
+    line = (folder / "updates-000000000000.jsonl").read_bytes().splitlines()[version - 1]
+    fields = json.loads((folder / "log.json").read_bytes())
+    del fields["digest"]
+    return update_log._to_line(fields | {"last": [version, update_log._digest(line)]})
 
 
 def test_damage_is_told_from_a_kill(tmp_path: Path) -> None:
-    catalogue = LiveCatalogue(small_index(), log=UpdateLog(tmp_path))
+    catalogue = LiveCatalogue(small_index(), {"sweet": ["yam"]}, log=UpdateLog(tmp_path))
     for number in range(3):
         catalogue.apply(add(f"new {number}", 6, 10 + number))
-    updates, head = tmp_path / "updates-000000000000.jsonl", tmp_path / "log.json"
-    good = updates.read_bytes()
+    catalogue.apply(Update(rules={"sweet": ["ham"]}))
+    updates, head, state = (
+        tmp_path / name for name in ("updates-000000000000.jsonl", "log.json", "base-000000000000/state.json")
+    )
+    lines = updates.read_bytes().splitlines(keepends=True)
     for path, content, message in (
-        (updates, good.replace(b"new 1", b"now 1"), r"updates-0+\.jsonl is damaged: no update 2"),
-        (updates, b"".join(good.splitlines(keepends=True)[1:]), "no update 1"),
+        (updates, b"".join(lines).replace(b"new 1", b"now 1"), r"updates-0+\.jsonl is damaged: after update 1 "),
+        (updates, b"".join(lines[1:]), "after update 0"),
+        (updates, b"".join(lines)[:-1], "after update 3"),  # the last one was acknowledged
+        (updates, b"".join(lines).replace(b"ham", b"jam"), "after update 3"),
+        (updates, b"".join(lines[:2]), "after update 2"),
+        (updates, b"", "after update 0"),
+        (state, state.read_bytes().replace(b"yam", b"ham"), "state.json is damaged .its digest is another one"),
         (head, b'{"format_version": 9, "version": 0}', "format_version 9, expected at most 1"),
-        (head, b"[]", "is no log of updates"),
+        (head, head.read_bytes().replace(b"[4,", b"[3,"), "is damaged, or no log of updates"),
+        (head, b"[]", "is damaged, or no log of updates"),
     ):
+        good = path.read_bytes()
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             LiveCatalogue(log=UpdateLog(tmp_path))
-        updates.write_bytes(good)
+        path.write_bytes(good)
+    updates.write_bytes(b"".join(lines[:2]))
+    for act in (catalogue.refresh, lambda: catalogue.apply(add("tea", 6, 8))):
+        with pytest.raises(ValueError, match="is damaged"):  # of a process that has read what is gone
+            act()
+
+
+def test_a_lock_that_stays_held_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_log, "LOCK_SECONDS", 0.05)
+    catalogue = LiveCatalogue(small_index(), log=UpdateLog(tmp_path))
+    with UpdateLog(tmp_path).writing():
+        for act in (lambda: catalogue.apply(add("pie", 6, 9)), lambda: catalogue.swap(small_index())):
+            with pytest.raises(Overloaded, match="lock for 0.05 seconds: retry later"):
+                act()
+        assert catalogue.refresh().version == 0  # readers need no lock
+    assert catalogue.apply(add("pie", 6, 9)).version == 1
 
 
 def test_what_cannot_be_written_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +378,7 @@ def test_a_log_needs_a_beginning(tmp_path: Path) -> None:
 
 
 WRITER = """
-import sys
+import sys, time
 from hf_gr.serving import update_log
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 folder, name = sys.argv[1:]
@@ -350,6 +387,7 @@ catalogue = LiveCatalogue(log=update_log.UpdateLog(folder))
 for step in range(40):
     edition = catalogue.apply(Update(add=[{"item_id": f"{name} {step}", "sequence": [step, 7]}]))
     print(edition.version, f"{name} {step}", flush=True)
+    time.sleep(0.005)  # the others have their turns
 """
 
 

@@ -143,6 +143,7 @@ class LiveCatalogue:
             ValueError: unknown ids, sequences that do not fit the catalogue, or what `check` refuses; nothing has
                 changed then.
             OSError: the log cannot be written; nothing has changed then.
+            Overloaded: another process keeps the log's lock (`hf_gr.serving.answers`); nothing has changed then.
         """
         with self._turn():
             edition = self._updated(self._edition, update)
@@ -244,7 +245,7 @@ class LiveCatalogue:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Be the only writer, of all processes that share the log, who knows all updates."""
-        with self._writing, nullcontext() if self._log is None else self._log.writing():
+        with nullcontext() if self._log is None else self._log.writing(), self._writing:
             self._catch_up()
             yield
 

@@ -19,7 +19,7 @@ from .errors import to_json, wrong
 class First(FailFast):
     """`FailFast` that can be in a union."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
 
 ItemId = StrictStr | StrictInt

@@ -4,13 +4,15 @@
 
 Knows files and JSON; what an update means, `hf_gr.serving.catalogues` knows. In the folder, for a base of version 12:
 
-    log.json                    {"format_version": 1, "version": 12}: which base, replaced in one step
+    log.json                    {"version": 12, "state": "...", "last": [13, "..."], ...}: which base, the digest of
+                                its state.json, the last update and the digest of its line; replaced in one step
     base-000000000012/          the saved index, with the items that were removed, and state.json: which, and the rules
     updates-000000000012.jsonl  a line for each update: {"version": 13, "remove": ["B01"], "digest": "..."}
     lock                        held by a writer
 
-An update counts once its line is on the disk: a last line that a kill or a power failure left unfinished never
-counted, and the next writer removes it. Locks are those of one machine: on a shared disk let one machine write.
+An update counts, and is acknowledged, once its line is on the disk and `log.json` names it. What comes after that line
+is of a writer that was killed, and the next one removes it; any other line that is not as it was written is damage.
+Locks are those of one machine: on a shared disk let one machine write.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +33,8 @@ import xxhash
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.atomic import make_folder, replaced_file
 
+from .answers import Overloaded
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -40,6 +45,7 @@ LOG_FILE, STATE_FILE = "log.json", "state.json"
 # After a base. A replica repeats them before it is ready; each addition compiles: 80 ms at 100,000 items, 1 s at 1e6.
 MOST_UPDATES = 50
 MOST_BYTES = 2**24
+LOCK_SECONDS = 5.0  # to wait for another writer, which needs a second for a base of a million items
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class UpdateLog:
         self._base: int | None = None  # version of the base whose updates are read
         self._version = -1  # read so far
         self._end = 0  # of what was read of the file of updates
+        self._state = ""  # digest of the base's state
 
     @property
     def is_empty(self) -> bool:
@@ -78,11 +85,24 @@ class UpdateLog:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only writer; then `read`, before anything is written."""
+        """Be the only writer; then `read`, before anything is written.
+
+        Raises:
+            Overloaded: another process writes for longer than `LOCK_SECONDS`.
+        """
         assert fcntl is not None
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        end = time.monotonic() + LOCK_SECONDS
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # which the system releases if this process ends
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the system releases if this process ends
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        about = f"another process has held {self.folder / 'lock'} for {LOCK_SECONDS:g} seconds"
+                        raise Overloaded(f"{about}: retry later", retry_after=LOCK_SECONDS) from None
+                time.sleep(0.001)
             yield
         finally:
             os.close(lock)
@@ -90,11 +110,11 @@ class UpdateLog:
     def read(self, since: int) -> tuple[Edition | None, list[dict[str, Any]]]:
         """What is newer than a version: another base to begin with, if there is one, and the updates after it."""
         while True:
-            version = self._base_version()
+            head = self._head()
             try:
-                return (None, []) if version is None else self._read(version, since)
+                return (None, []) if head is None else self._read(head, since)
             except (OSError, ValueError):
-                if self._base_version() == version:
+                if self._base_version() == head["version"]:  # pyright: ignore[reportOptionalSubscript]
                     raise  # the base is the same
 
     def append(self, version: int, fields: Mapping[str, Any]) -> None:
@@ -106,55 +126,63 @@ class UpdateLog:
             file.truncate(self._end)  # what a killed writer left
             file.seek(self._end)
             try:
-                file.write(line)
+                file.write(line + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+                self._write_head(self._base, self._state, [version, _digest(line)])
             except OSError:
-                file.truncate(self._end)
-                raise
-        self._version, self._end = version, self._end + len(line)
+                head = self._head()
+                if head is None or head["last"][0] != version:
+                    file.truncate(self._end)
+                    raise
+        self._version, self._end = version, self._end + len(line) + 1
 
     def begin(self, base: Edition) -> None:
         """Go on with another base, as the only writer who has read all."""
-        self._save(base)
+        state = self._save(base)
         with replaced_file(self._updates(base.version)):
             pass
         kept = {self._folder(base.version), self._updates(base.version)}
         if (before := self._base_version()) is not None:  # a process that is about to read it finds it still
             kept |= {self._folder(before), self._updates(before)}
-        with replaced_file(self.folder / LOG_FILE) as file:
-            file.write(json.dumps({"format_version": FORMAT_VERSION, "version": base.version}).encode())
-        self._base, self._version, self._end = base.version, base.version, 0
+        self._write_head(base.version, state, [base.version, ""])
+        self._base, self._version, self._end, self._state = base.version, base.version, 0, state
         for path in {*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")} - kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _read(self, base: int, since: int) -> tuple[Edition | None, list[dict[str, Any]]]:
+    def _read(self, head: Mapping[str, Any], since: int) -> tuple[Edition | None, list[dict[str, Any]]]:
+        base, (last, digest) = head["version"], head["last"]
         path, updates = self._updates(base), []
         number, end = (self._version, self._end) if (base, since) == (self._base, self._version) else (base, 0)
-        loaded = self._load(base) if base > since else None
+        loaded = self._load(base, head["state"]) if base > since else None
         with path.open("rb") as file:
+            is_damaged = number > last or file.seek(0, os.SEEK_END) < end
             file.seek(end)
-            lines = file.read().splitlines(keepends=True)
-        for place, line in enumerate(lines):
-            fields = _from_line(line, number + 1)
-            if fields is None:
-                if any(_from_line(other) is not None for other in lines[place + 1 :]):
-                    raise ValueError(
-                        f"{path} is damaged: no update {number + 1} is where it was written; "
-                        "restore the folder from a copy, or begin another one with the last good index"
-                    )
-                break  # unfinished
-            number, end = number + 1, end + len(line)
+            lines = file.read().split(b"\n")[:-1][: last - number]
+        for line in lines:
+            fields = _from_line(line)
+            if fields is None or fields.pop("version", None) != number + 1:
+                break
+            number, end = number + 1, end + len(line) + 1
+            is_damaged |= number == last and _digest(line) != digest
             if number > since:
                 updates.append(fields)
-        self._base, self._version, self._end = base, number, end
+        if is_damaged or number < last:
+            raise ValueError(
+                f"{path} is damaged: after update {number} it is not as it was written; "
+                "restore the folder from a copy, or begin another one with the last good index"
+            )
+        self._base, self._version, self._end, self._state = base, number, end, head["state"]
         return loaded, updates
 
-    def _load(self, version: int) -> Edition:
+    def _load(self, version: int, digest: str) -> Edition:
         folder = self._folder(version)
         whole = ConstraintIndex.from_pretrained(folder)
         try:
-            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            content = (folder / STATE_FILE).read_bytes()
+            if _digest(content) != digest:
+                raise ValueError("its digest is another one")
+            state = json.loads(content)
             is_living = np.ones(whole.num_items, dtype=bool)
             is_living[state["removed"]] = False
             index = whole if is_living.all() else whole.where(is_living)
@@ -162,31 +190,47 @@ class UpdateLog:
         except (ValueError, KeyError, IndexError) as error:
             raise ValueError(f"{folder / STATE_FILE} is damaged ({error}): restore the folder from a copy") from error
 
-    def _save(self, base: Edition) -> None:
+    def _save(self, base: Edition) -> str:
+        """Write a base, which is not read before `LOG_FILE` names it; the digest of its state."""
         snapshot = base.index.snapshot
         whole = replace(snapshot, alive=None)
         removed = np.flatnonzero(~whole.flags_of(snapshot)).tolist()
-        folder = self._folder(base.version)  # not read before `LOG_FILE` names it
+        folder = self._folder(base.version)
         ConstraintIndex(whole).save_pretrained(folder)
         rules = {name: np.asarray(view.item_ids, dtype=object).tolist() for name, view in base.rules.items()}
+        content = json.dumps({"rules": rules, "removed": removed}).encode()
         with replaced_file(folder / STATE_FILE) as file:
-            file.write(json.dumps({"rules": rules, "removed": removed}).encode())
+            file.write(content)
+        return _digest(content)
 
-    def _base_version(self) -> int | None:
+    def _write_head(self, version: int, state: str, last: list[Any]) -> None:
+        path = self.folder / LOG_FILE
+        with replaced_file(path, temporary=path.with_name(f".{LOG_FILE}")) as file:  # there is one writer
+            file.write(_to_line({"format_version": FORMAT_VERSION, "version": version, "state": state, "last": last}))
+
+    def _head(self) -> dict[str, Any] | None:
+        """What `LOG_FILE` says; None if there is none."""
         path = self.folder / LOG_FILE
         try:
-            fields = json.loads(path.read_bytes())
-            newest, version = fields["format_version"], fields["version"]
+            content = path.read_bytes()
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no log of updates: restore the folder from a copy") from error
+        try:
+            newest = int(json.loads(content)["format_version"])
+        except (ValueError, KeyError, TypeError):
+            newest = 0
         if newest > FORMAT_VERSION:
             raise ValueError(
                 f"{path} has format_version {newest}, expected at most {FORMAT_VERSION}: a newer hf_gr wrote it; "
                 'pip install -U "hf-gr"'
             )
-        return version
+        if (head := _from_line(content)) is None:
+            raise ValueError(f"{path} is damaged, or no log of updates: restore the folder from a copy")
+        return head
+
+    def _base_version(self) -> int | None:
+        head = self._head()
+        return None if head is None else head["version"]
 
     def _folder(self, version: int) -> Path:
         return self.folder / f"base-{version:012d}"
@@ -196,21 +240,22 @@ class UpdateLog:
 
 
 def _to_line(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps({**fields, "digest": _digest(fields)}, separators=(",", ":")).encode() + b"\n"
+    return json.dumps({**fields, "digest": _digest_of(fields)}, separators=(",", ":")).encode()
 
 
-def _from_line(line: bytes, version: int | None = None) -> dict[str, Any] | None:
-    """The fields of an update; None for a line that is not whole, or of another version."""
+def _from_line(line: bytes) -> dict[str, Any] | None:
+    """The fields of `_to_line`; None for a line that is another one."""
     try:
         fields = json.loads(line)
-        digest, found = fields.pop("digest"), fields["version"]
+        digest = fields.pop("digest")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not line.endswith(b"\n") or digest != _digest(fields) or version not in (None, found):
-        return None
-    del fields["version"]
-    return fields
+    return fields if digest == _digest_of(fields) else None
 
 
-def _digest(fields: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())
+def _digest_of(fields: Mapping[str, Any]) -> str:
+    return _digest(json.dumps(fields, sort_keys=True).encode())
+
+
+def _digest(content: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(content)
