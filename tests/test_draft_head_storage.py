@@ -425,6 +425,17 @@ def test_a_wrapped_model_gets_its_head_inside(tmp_path: Path) -> None:
 # Files
 
 
+def test_a_head_and_weights_of_two_saves_are_refused(tmp_path: Path) -> None:
+    for seed, name in enumerate(("old", "new")):
+        model = build(seed=seed)
+        add_draft_head(model, LEVELS)
+        model.save_pretrained(tmp_path / name)
+    AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "new")
+    (tmp_path / "old" / "model.safetensors").replace(tmp_path / "new" / "model.safetensors")  # as a kill leaves them
+    with pytest.raises(ValueError, match=r"was saved with other weights than those in model.safetensors, expected"):
+        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "new")
+
+
 def test_a_save_that_fails_leaves_the_folder_as_it_was(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, model = contents(saved), build(seed=1)
     head = add_draft_head(model, LEVELS)

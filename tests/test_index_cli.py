@@ -175,6 +175,25 @@ def test_codes_of_a_table_become_tokens(tmp_path: Path) -> None:
     assert "codes.csv: the tokenizer lacks 5 of" in said
 
 
+@pytest.mark.parametrize(
+    ("largest", "options", "doubt"),
+    [
+        ([14, 9, 2], [], "Warning: level 1 has 15 codes, and not 16"),
+        ([29, 28, 2], [], "Warning: level 1 has 30 codes, and not 32"),
+        ([18, 19, 2], [], "Warning: level 1 has 19 codes, and not 20"),
+        ([15, 9, 5], [], ""),
+        ([14, 9, 2], ["--level-sizes", "16,16,3"], ""),
+    ],
+)
+def test_levels_that_seem_short_are_doubted(
+    largest: list[int], options: list[str], doubt: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ids.json").write_text(json.dumps([[0, 0, 0], largest]))
+    done = run("build", tmp_path / "ids.json", "--offset", 0, *options, "-o", tmp_path / "index")
+    assert "Codes by level: " in done.stdout
+    assert done.stderr.startswith(doubt) if doubt else not done.stderr
+
+
 def table_of_codes(folder: Path) -> Path:
     rows = [f"{name};{' '.join(map(str, row))};{row[0]};{row[1]}" for name, row in zip(NAMES, CODES, strict=True)]
     (folder / "codes.csv").write_text("\n".join(["item_id;codes;c0;c1", *rows]))
@@ -352,7 +371,7 @@ def test_every_command_prints_json(tmp_path: Path, hub: HubServer) -> None:
     built = json.loads(succeed("build", table, "--delimiter", ";", "--offset", 3, "-o", output, "--json"))
     assert min(built.pop("seconds"), built.pop("nbytes")) > 0
     sizes = {"num_sequences": 3, "num_items": 3, "max_length": 2, "eos_token_id": None, "max_token_id": 9}
-    assert built == {"output": output, "warnings": [], **sizes}
+    assert built == {"output": output, "warnings": [], "level_sizes": [3, 4], **sizes}
     checked = json.loads(succeed("check", output, "--json"))
     assert set(checked["checked"]) == {"files", "digests", "catalogue"}
     assert checked["warnings"] == []

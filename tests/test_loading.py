@@ -19,7 +19,7 @@ from jobs_case import Case, make_case, write_users
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from hf_gr import Engine, evaluate, recommend
+from hf_gr import AutoModelForGenerativeRetrieval, Engine, evaluate, recommend
 from hf_gr.answering.torch_models import load_model
 from hf_gr.commands import app as cli
 from hf_gr.generation.torch.loading import _read_config
@@ -108,6 +108,21 @@ def test_an_adapter_of_a_model_with_code_of_its_own_is_trusted_as_that_is(tmp_pa
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         _read_config(tmp_path / "lora", {})
     assert type(_read_config(tmp_path / "lora", {"trust_remote_code": True})).__name__ == "OwnConfig"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("generation_config.json", b'{"hf_gr": {"constr', r"generation_config.json is no JSON \(Unterminated"),
+        ("generation_config.json", b'{"hf_gr": []}', r"hf_gr is \[\] in a generation config, expected an object"),
+        ("model.safetensors", None, "model.safetensors is cut short or damaged"),
+    ],
+)
+def test_damaged_files_of_a_checkpoint_are_named(file: str, content: Any, message: str, tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:2000] if content is None else content)
+    with pytest.raises(ValueError, match=message):
+        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

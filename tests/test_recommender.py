@@ -175,7 +175,24 @@ def test_a_recommender_learns_and_its_folder_is_all_that_is_needed(tmp_path: Pat
     assert made.num_rows == 1
 
 
-def test_training_goes_on_from_a_model_and_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_an_adapter_is_trained_and_merged(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = small_recommender(IDS, max_items=3, hidden_size=8)
+    frozen = model.model.embed_tokens.weight.clone()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    trained = train_recommender(CHAINS, IDS, model=adapted, output_dir=tmp_path / "made", **QUICK | {"max_steps": 2})
+    assert torch.equal(trained.model.embed_tokens.weight, frozen)
+    assert next_items(AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "made")) == next_items(trained)
+    model = small_recommender(IDS, max_items=3, hidden_size=8)
+    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="model has an adapter that cannot be merged"):
+        train_recommender(CHAINS, IDS, model=model, **QUICK)
+
+
+def test_training_goes_on_from_a_model_and_from_a_checkpoint_as_if_never_stopped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     how = QUICK | {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     whole = train_recommender(CHAINS, IDS, output_dir=tmp_path / "run", **how)
     again = train_recommender(
@@ -183,6 +200,13 @@ def test_training_goes_on_from_a_model_and_from_a_checkpoint_as_if_never_stopped
     )
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+    (tmp_path / "run" / "checkpoint-6" / "trainer_state.json").unlink()  # as a kill during the save leaves it
+    resumed = train_recommender(CHAINS, IDS, output_dir=tmp_path / "run", resume_from_checkpoint=True, **how)
+    assert "checkpoint-6 is of an interrupted save" in caplog.text
+    assert torch.equal(resumed.lm_head.weight, again.lm_head.weight)
+    with pytest.raises(ValueError, match="has a finished recommender, expected none: pass overwrite=True"):
+        train_recommender(CHAINS, IDS, output_dir=tmp_path / "run", **how)
+    assert SemanticIds.from_pretrained(tmp_path / "run").item_ids == NAMES
     more = train_recommender(CHAINS, IDS, model=whole, **QUICK | {"max_steps": 1})
     assert more is whole
 
@@ -262,6 +286,10 @@ def test_the_last_weights_are_validated_too(often: dict[str, Any], num_losses: i
         ({"histories": [["item-0", "soap"]]}, "histories.0. has item 'soap', which has no semantic ID"),
         ({"items": IDS.constraint_index()}, "items is a ConstraintIndex"),
         ({"items": SemanticIds([[0, 1], [0, 1, 2]], item_ids=NAMES[:2]), "histories": [NAMES[:2]]}, "row 0 has fewer"),
+        ({"histories": ["item-0", "item-1"]}, r"histories\[0\] is 'item-0', expected a list of items"),
+        ({"histories": {"ann": ["item-0", float("nan")]}}, r"histories\[0\] has item nan, expected texts or integers"),
+        ({"fp16": True, "use_cpu": True}, "fp16=True without a GPU, expected bf16=True"),
+        ({"resume_from_checkpoint": True, "output_dir": "none-here"}, "none-here has no whole checkpoint, expected"),
         ({"model": small_recommender(SemanticIds([[0, 1]]), hidden_size=8)}, "model has embeddings of 4 tokens"),
         ({"model": small_recommender(IDS, max_items=1, hidden_size=8), "max_items": 9}, "max_items=9 needs 20 posi"),
     ],
@@ -277,6 +305,10 @@ def test_bad_arguments_of_what_comes_before_are_refused(monkeypatch: pytest.Monk
         (lambda: semantic_ids_from_features([1.0, 2.0]), r"features has shape \[2\]"),
         (lambda: semantic_ids_from_features([[1.0]], num_codes=0), "num_codes=0"),
         (lambda: semantic_ids_from_histories([["a"], ["a"]]), "histories has 1 items"),
+        (
+            lambda: semantic_ids_from_histories({"ann": ["a", "b", None]}),
+            r"histories\[0\] has item None, expected tex",
+        ),
         (lambda: small_recommender(IDS, hidden_size=10), "hidden_size=10, expected a multiple of num_attention_head"),
         (lambda: small_recommender(IDS, num_hidden_layers=0), "num_hidden_layers=0"),
     ):

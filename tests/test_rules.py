@@ -17,7 +17,7 @@ import torch
 from families import EOS, prompts, shared
 from transformers import LogitsProcessorList
 
-from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, enable
+from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, SemanticIds, enable
 
 
 def test_a_call_keeps_the_catalogue_that_it_began_with() -> None:
@@ -67,6 +67,9 @@ def test_what_is_saved_is_what_is_served(tmp_path: Path) -> None:
 
 
 INDEX = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
+CODED = SemanticIds([[0, 1], [2, 0]], item_ids=["ham", "jam"], level_sizes=[4, 4], offset=1).constraint_index(
+    eos_token_id=0
+)
 NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
 
 
@@ -80,6 +83,10 @@ NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
         (lambda: NUMBERED.where([3, -1]), r"does not have \(3, -1\)"),
         (lambda: INDEX.add([[5, 9]], ["a", "b"]), "item_ids has 2 entries, expected 1"),
         (lambda: INDEX.add([[5, 9, 9]], ["a"]), "sequences have 3 tokens, expected 2 as in the catalogue"),
+        (lambda: CODED.add([[1, 5], [5, 1]], ["a", "b"]), "sequence 1 has token 5 at position 0, expected 1 to 4"),
+        (lambda: CODED.add([[1, 9]], ["a"]), "sequence 0 has token 9 at position 1, expected 5 to 8, the codes of th"),
+        (lambda: CODED.add([[1, 5, 9]], ["a"]), "sequence 0 has token 9 at position 2"),
+        (lambda: CODED.add([[4, 8]], ["ham"]), r"1 id with another semantic ID in the catalogue \('ham'\)"),
         (lambda: INDEX.where([]).compact(), "no item is alive, expected one or more"),
         (lambda: INDEX.items([[5, 7]] * 3, exclude_items=[[], []]), "exclude_items has 2 rows for 3 sequences"),
         (lambda: INDEX.items([[5, 7]], exclude_items=["ham"]), r"exclude_items\[0\] is 'ham', expected a list"),
@@ -98,6 +105,16 @@ def test_bad_rules_and_updates_change_nothing(call: Callable[[], Any], message: 
     with pytest.raises(ValueError, match=message):
         call()
     assert INDEX.snapshot is before
+
+
+def test_codes_that_no_item_had_are_added(tmp_path: Path) -> None:
+    CODED.save_pretrained(tmp_path)
+    index = ConstraintIndex.from_pretrained(tmp_path)
+    index.remove(["ham"])
+    index.add([[4, 8, 0], [4]], ["ham", "new"])
+    assert index.items([[4, 8], [4]]) == [["ham"], ["new"]]
+    with pytest.raises(ValueError, match="token 9 at position 1"):
+        index.add([[4, 9]], ["other"])
 
 
 def test_an_addition_that_is_taken_back_leaves_nothing_behind_once_compacted() -> None:

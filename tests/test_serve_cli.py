@@ -78,7 +78,7 @@ def http(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         assert (process.returncode, out) == (0, "")
         events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
         assert events[-2:] == ["draining", "closed"]
-        assert set(events) <= {"starting", "ready", "request", "catalogue", "draining", "closed"}
+        assert set(events) <= {"starting", "ready", "request", "catalogue", "message", "draining", "closed"}
     finally:
         process.kill()
         process.communicate()

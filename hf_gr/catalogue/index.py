@@ -34,6 +34,8 @@ from .snapshot import Snapshot, refuse_unknown
 from .summary import summarise
 from .trie import PADDING
 
+OPTIONAL = ("tokenizer", "levels")  # of a description: of labels, of semantic IDs
+
 Read = TypeVar("Read", bound="TableFiles")  # not `Self`, which beartype accepts only on whole classes
 
 
@@ -322,6 +324,18 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
         endings = [PADDING, *([] if snapshot.eos_token_id is None else [snapshot.eos_token_id])]
         return rows[~np.isin(rows, endings)].tolist()
 
+    def code_book(self) -> dict[str, str]:
+        """What the tokens mean, as some of the items and their tokens, 32 at most.
+
+        `train_recommender` writes that of its catalogue to `model.generation_config.code_book`. `generate`, and all
+        that calls it, refuse a catalogue in which most of these items have other tokens.
+
+        Example:
+            >>> ConstraintIndex.from_sequences([[5, 7], [5, 8]], item_ids=["ham", "jam"]).code_book()
+            {'ham': '5 7', 'jam': '5 8'}
+        """
+        return self._snapshot.code_book()
+
     def allowed_next_tokens(self, prefix: npt.ArrayLike | Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending; empty after a complete sequence or an unknown prefix.
 
@@ -403,7 +417,8 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
                 replace its sequence.
 
         Raises:
-            ValueError: as `from_sequences`; nothing is added then.
+            ValueError: as `from_sequences`; in a catalogue of `SemanticIds.constraint_index` also an id with another
+                semantic ID, and a token that is no code of its level. Nothing is added then.
         """
         with self._updates:
             self._snapshot = self._snapshot.add(sequences, item_ids)
@@ -461,8 +476,8 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
         try:
             eos_token_id = read_eos_token_id(description["eos_token_id"])
             items = storage.read_items(description, arrays)
-            tokenizer = description.get("tokenizer")  # of an index of labels, since 0.1
-            return cls(Snapshot(items, eos_token_id, tokenizer=tokenizer))
+            known = {name: description.get(name) for name in OPTIONAL}
+            return cls(Snapshot(items, eos_token_id, **known))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"{folder / storage.ARRAYS_FILE} holds no constraint index ({error}): download it or save it again"
@@ -479,7 +494,7 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
             "eos_token_id": index.eos_token_id,
             **storage.describe_items(items),
         }
-        if index.snapshot.tokenizer is not None:
-            description["tokenizer"] = index.snapshot.tokenizer
+        known = {name: getattr(index.snapshot, name) for name in OPTIONAL}
+        description |= {name: value for name, value in known.items() if value is not None}
         card = index_card(summarise(index.snapshot), name)
         storage.save(directory, description, items.arrays(), card=card)

@@ -8,6 +8,7 @@ Axes: N items, L levels of the longest semantic ID.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,6 +23,7 @@ from hf_gr.files.hub_mixin import HubMixin
 from hf_gr.files.text import counted, named_in_errors
 
 from . import storage
+from .code_book import as_text, some_items
 from .fanout import smallest_dtype
 from .index import ConstraintIndex, TableFiles
 from .item_ids import ItemId, ItemIds, check_item_ids, read_item_ids
@@ -321,9 +323,20 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
                 "semantic IDs differ in length and eos_token_id=None, expected an end token, which tells an item from "
                 "a longer one: pass eos_token_id= (usually model.generation_config.eos_token_id)"
             )
-        return ConstraintIndex.from_sequences(
+        index = ConstraintIndex.from_sequences(
             self.token_sequences(), item_ids=self.item_ids, eos_token_id=eos_token_id
         )
+        levels = [[int(tokens.min()), int(tokens.max())] for tokens in self.codebooks()]
+        return ConstraintIndex(replace(index.snapshot, levels=levels))
+
+    def code_book(self) -> dict[str, str]:
+        """What the tokens mean: see `ConstraintIndex.code_book`."""
+        return {str(self.item_ids[row]): as_text(self._sequences[row].tolist()) for row in some_items(len(self))}
+
+    def tokens_of(self, names: Iterable[str]) -> Mapping[str, set[str]]:
+        """By the names that are ids of items, as texts: the item's tokens."""
+        sought, rows = set(names), enumerate(map(str, self.item_ids))
+        return {name: {as_text(self._sequences[row].tolist())} for row, name in rows if name in sought}
 
     def encode(self, item_ids: Iterable[ItemId]) -> list[int]:
         """A history as one list of tokens: as many per item as it has codes.

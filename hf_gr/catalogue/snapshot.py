@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -21,6 +22,7 @@ import numpy as np
 from hf_gr.files.text import counted
 
 from .bits import test
+from .code_book import as_text, some_items
 from .fanout import Array, Bools, Longs, spans
 from .item_ids import ItemId, check_item_ids
 from .items import Items, Liveness, build_items
@@ -38,6 +40,8 @@ class Snapshot:
     alive: Liveness | None = None  # which of them are alive; None for all
     # a digest of the tokenizer that the sequences come from; None where they are not text
     tokenizer: str | None = None
+    # by level the first and the last token of its codes, as semantic IDs say; None where nothing does
+    levels: Sequence[Sequence[int]] | None = None
 
     @cached_property
     def trie(self) -> Trie:
@@ -138,6 +142,21 @@ class Snapshot:
         is_known[known] = True
         return is_known, rows
 
+    def code_book(self) -> dict[str, str]:
+        """`ConstraintIndex.code_book`; dead items included."""
+        ids: Any = self.items.ids_of(np.array(some_items(len(self.items))))
+        return {str(name): min(tokens) for name, tokens in self.tokens_of(map(str, ids)).items()}
+
+    def tokens_of(self, names: Iterable[str]) -> Mapping[str, set[str]]:
+        """See `code_book.HasTokens`; dead items included."""
+        texts = [name for name in names if self.are_strings or re.fullmatch(r"-?\d{1,18}", name)]
+        of, at = self.items.find(texts if self.are_strings else np.array(texts, dtype=np.int64))
+        rows: list[list[int]] = self.trie.sequences(self.items.at_leaf.parents(at)).tolist()
+        found: dict[str, set[str]] = {}
+        for place, row in zip(cast("list[int]", of.tolist()), rows, strict=True):
+            found.setdefault(texts[place], set()).add(as_text(row, self.eos_token_id))
+        return found
+
     def where(self, mask_or_item_ids: Any) -> Snapshot:
         """Only some of the living items: a mask with an entry for each of `item_ids`, or ids."""
         mask = _read_mask(mask_or_item_ids, self.num_items)
@@ -179,6 +198,8 @@ class Snapshot:
                 f"sequences have {rows.shape[1]} tokens, expected {self.max_length} as in the catalogue: sequences of "
                 "other lengths need an index with eos_token_id="
             )
+        if self.levels is not None:
+            self._check_levels(rows, self.levels)
         leaves, _ = self.trie.walk(rows.astype(np.int64), None)
         of, at = self.items.find(ids)
         alive = self.living(at)
@@ -186,6 +207,11 @@ class Snapshot:
         is_new[of[alive & (self.items.at_leaf.parents(at) == leaves[of])]] = False
         if not is_new.any():
             return self
+        if self.levels is not None and len(twice := np.unique(of[alive & is_new[of]])):
+            raise ValueError(
+                f"item_ids has {counted(len(twice), 'id')} with another semantic ID in the catalogue "
+                f"({shown(ids[int(place)] for place in twice)}), expected new ids: remove them first to replace it"
+            )
         kept = np.ones(len(self.items), dtype=bool)
         kept[at[~alive]] = False  # a removed id that is added again loses its old sequence: histories use the new one
         old_rows, numbers = self.items.rows(kept)
@@ -196,6 +222,19 @@ class Snapshot:
         return replace(
             self, items=items, alive=None if flags.all() else Liveness.from_items(items, take(flags, items.numbers))
         )
+
+    def _check_levels(self, rows: Array, levels: Sequence[Sequence[int]]) -> None:
+        """Refuse tokens that are no codes of their level; after the last comes the end."""
+        ends = [PADDING, PADDING if self.eos_token_id is None else self.eos_token_id]
+        for level, column in enumerate(rows.T):
+            first, last = levels[level] if level < len(levels) else (0, -1)
+            is_bad = ((column < first) | (column > last)) & ~np.isin(column, ends)
+            if is_bad.any():
+                row = int(is_bad.argmax())
+                raise ValueError(
+                    f"sequence {row} has token {column[row]} at position {level}, expected {first} to {last}, the "
+                    "codes of this level: are these tokens of the same semantic IDs?"
+                )
 
     def compact(self) -> Snapshot:
         """The same catalogue, compiled anew from what is alive; itself if nothing is dead."""

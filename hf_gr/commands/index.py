@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -90,15 +91,27 @@ def build(
 
     from .index_report import print_built, print_doubts
 
-    doubts = doubts_of(index.snapshot)
+    sizes = [last - first + 1 for first, last in index.snapshot.levels or ()]
+    doubts = doubts_of(index.snapshot) + ([] if level_sizes or offset is None else list(_doubt_sizes(sizes)))
     if as_json:
         names = ("num_items", "max_length", "eos_token_id", "max_token_id", "nbytes")
         facts = {"output": str(output), "seconds": round(seconds, 3), "num_sequences": len(index)}
-        facts |= {name: getattr(index, name) for name in names} | {"warnings": doubts}
+        facts |= {name: getattr(index, name) for name in names} | {"level_sizes": sizes, "warnings": doubts}
         typer.echo(json.dumps(facts))
     else:
-        print_built(index, output, seconds)
+        print_built(index, output, seconds, sizes)
     print_doubts(doubts)
+
+
+def _doubt_sizes(sizes: Sequence[int]) -> Iterator[str]:
+    """Levels, but for the last one, that seem to lack codes which no item has: all later tokens would be too small."""
+    for level, size in enumerate(sizes[:-1]):
+        wanted = next((each for each in (2 ** size.bit_length(), *sizes) if 0 < each - size <= 2 and size > 8), None)
+        if wanted is not None:
+            yield (
+                f"level {level + 1} has {size} codes, and not {wanted}: if no item has the others, all later tokens "
+                f"are wrong by {wanted - size}; pass --level-sizes, the codebook sizes of the model"
+            )
 
 
 def show(index: str, *, as_json: bool = False, revision: str | None = None) -> None:
@@ -129,12 +142,14 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
 
     Args:
         index: a folder with an index, or a repository id of the Hub.
-        model: a model's folder or repository: does the catalogue fit its vocabulary? Reads its config only.
+        model: a model's folder or repository: does the catalogue fit its vocabulary and its code book? Reads its
+            configs only.
         revision: branch, tag or commit, if INDEX is a repository. Default: its main branch.
     """
     from safetensors import safe_open
 
     from hf_gr.catalogue import ConstraintIndex, storage
+    from hf_gr.catalogue.code_book import compare
     from hf_gr.catalogue.doubts import doubts_of
     from hf_gr.files.hub import Source
 
@@ -158,11 +173,15 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
         "catalogue": f"{counted(len(loaded), 'sequence')}, {counted(loaded.max_length, 'level')}, "
         f"{counted(loaded.num_items, 'item')}",
     }
-    vocabulary = None
+    vocabulary, doubts = None, list[str]()
     if model is not None:
         vocabulary = _check_vocabulary(loaded, model)
         checked["vocabulary"] = f"{vocabulary:,} tokens of {model}; the largest here is {loaded.max_token_id:,}"
-    doubts = doubts_of(loaded.snapshot, vocabulary=vocabulary)
+        if book := _code_book_of(model):
+            found = compare(book, loaded.snapshot, whose=model, argument="the index")
+            doubts += [] if found is None else [found]
+        checked["code book"] = f"{len(book)} items that {model} learned" if book else f"unknown: {model} has none"
+    doubts += doubts_of(loaded.snapshot, vocabulary=vocabulary)
     if as_json:
         typer.echo(json.dumps({"index": index, "checked": checked, "warnings": doubts}))
     else:
@@ -187,6 +206,14 @@ def _check_vocabulary(index: ConstraintIndex, model: str) -> int:
             f"{vocabulary}: is it another model's catalogue, or were the model's embeddings not resized?"
         )
     return vocabulary
+
+
+def _code_book_of(model: str) -> Mapping[str, str]:
+    from hf_gr.generation.configuration import GRGenerationConfig
+
+    with suppress(OSError):  # there may be no such file
+        return vars(GRGenerationConfig.from_pretrained(model))["code_book"] or {}
+    return {}
 
 
 def push(

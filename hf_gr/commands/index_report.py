@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ decided: sequences that are unique within these tokens
 """
 
 
-def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
+def print_built(index: ConstraintIndex, folder: Path, seconds: float, sizes: Sequence[int]) -> None:
     """Print what was built, and what to do next."""
     name = shlex.quote(str(folder))
     memory = f"{shown_bytes(index.nbytes)} ({index.nbytes / index.num_items:.1f} bytes an item)"
@@ -31,6 +31,8 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
         f"Built in {seconds:.1f} s: {counted(index.num_items, 'item')}, {counted(len(index), 'sequence')} of up to "
         f"{counted(index.max_length, 'token')}, {memory}."
     )
+    if sizes:
+        say(f"Codes by level: {', '.join(map(str, sizes))}")
     say(f"Saved to {folder}\n\nWhat next:")
     _print_pairs(
         {

@@ -144,8 +144,10 @@ def serve(
             if has_given and not begins:
                 what = "--index and --rules are not read"
                 typer.echo(f"hf-gr serve: {what}: {updates} has a catalogue; PUT and PATCH /v1/catalogue change it")
+        from hf_gr.serving import logs
         from hf_gr.serving.engine import Engine
 
+        logs.configure(level=log_level)
         engine = Engine(
             name,
             **catalogue,
@@ -158,11 +160,9 @@ def serve(
         typer.echo(f"hf-gr serve: {name} at {url}, {more}documentation at {url}/docs; Ctrl-C ends it")
         if is_read_only:
             typer.echo("hf-gr serve: the catalogue is read-only; $HF_GR_ADMIN_KEY allows changes")
-        from hf_gr.serving import logs
         from hf_gr.serving.app import make_app
         from hf_gr.serving.middleware import Limits
 
-        logs.configure(level=log_level)
         app = make_app(
             engine,
             api_key=api_key,

@@ -32,6 +32,8 @@ TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 # By type: integers of as many bits, and those of the exponent, which are all set in NaN and infinity.
 EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
 
+NUM_BLOCKS, BLOCK = 64, 4096  # of a file of weights, which tell it from that of another save
+
 Tensor = Any  # of a framework
 Raw = dict[str, dict[str, Any]]  # type, shape and bytes by name, as `safetensors.deserialize` has them
 Head = TypeVar("Head")
@@ -47,12 +49,16 @@ def save(
 ) -> None:
     """Write both files and, unless the folder has one already, a card: the same bytes for every framework.
 
+    In the folder of a model, whose weights are written before, the head names them, and loads with no others.
     `module` is safetensors' own for these tensors, which are contiguous and in host memory. An `OSError` for a full
     disk: until everything is written, an older head is untouched.
     """
     make_folder(directory)
-    digest = _digest(safetensors.deserialize(module.save(tensors)))
-    text = pairs.to_text({"format_version": FORMAT_VERSION, **config, "tensors_sha256": digest}, sort_keys=True)
+    fields = {"format_version": FORMAT_VERSION, **config}
+    fields["tensors_sha256"] = _digest(safetensors.deserialize(module.save(tensors)))
+    if weights := _probe_weights(directory):
+        fields["weights"] = weights
+    text = pairs.to_text(fields, sort_keys=True)
 
     def write_tensors(path: Path) -> None:
         # One entry: safetensors writes several in any order, and equal heads must give equal files.
@@ -73,7 +79,15 @@ def load(directory: Path) -> tuple[dict[str, Any], Raw]:
     )
     if description.get("tensors_sha256") != _digest(raw.items()):
         raise pairs.altered(directory / TENSORS_FILE)
-    ours = ("format_version", "sha256", "tensors_sha256")
+    found = _probe_weights(directory)
+    for name, digest in description.get("weights", {}).items():  # heads of before 0.2 name none
+        if found.get(name, digest) != digest:
+            raise ValueError(
+                f"{directory / TENSORS_FILE} was saved with other weights than those in {name}, expected those of one "
+                f"save: an interrupted one left both, or a file was copied; save the model with its head again, or "
+                f"delete {' and '.join(FILES)} to load the model without it"
+            )
+    ours = ("format_version", "sha256", "tensors_sha256", "weights")
     return {name: value for name, value in description.items() if name not in ours}, raw
 
 
@@ -93,7 +107,8 @@ def load_head(
             kind, exponent = EXPONENTS.get(each["dtype"], ("<u1", 0))
             if exponent and (np.frombuffer(each["data"], kind) & exponent == exponent).any():
                 raise ValueError(f"{name} has NaN or infinity, as if its training diverged")
-        config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
+        given = {"code_book": {}, **description}
+        config = DraftHeadConfig(**{field.name: given[field.name] for field in fields(DraftHeadConfig)})
         tensors = {
             name: to_tensor(TYPES[each["dtype"]], each["shape"], bytes(each["data"])) for name, each in raw.items()
         }
@@ -136,6 +151,20 @@ def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Ten
         shape, have = list(expected[name]), given[name]
         if list(have.shape) != shape or ("int" in str(have.dtype)) != name.startswith("codebook_"):
             raise ValueError(f"{name} is {have.dtype} of shape {list(have.shape)}, expected {shape} as in the config")
+
+
+def _probe_weights(directory: Path) -> dict[str, str]:
+    """By file of a model's weights: a digest of its size and of some blocks, in no time for any size."""
+    found: dict[str, str] = {}
+    for path in sorted({*directory.glob("*model*.safetensors"), *directory.glob("*model*.bin")}):
+        size = path.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with path.open("rb") as file:
+            for place in range(NUM_BLOCKS):
+                file.seek(place * max(0, size - BLOCK) // (NUM_BLOCKS - 1))
+                digest.update(file.read(BLOCK))
+        found[path.name] = digest.hexdigest()
+    return found
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, str], Raw]:

@@ -32,6 +32,7 @@ class DraftHeadConfig:
             `"mlp"` of heads made before 0.2 are refused: train a new one.
         use_state: whether logits read the state; if not, levels are independent.
         use_placeholders: whether logits read the placeholders' hidden states; if not, the prompt gets none.
+        code_book: what tokens mean, as `index.code_book()` has it; empty if unknown.
 
     Raises:
         ValueError: a field has another value than those above, or fields contradict each other.
@@ -49,12 +50,14 @@ class DraftHeadConfig:
     transition: Transition = "rnn"
     use_state: bool = True
     use_placeholders: bool = True
+    code_book: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("codebook_sizes", "placeholder_tokens", "placeholder_token_ids"):
             if isinstance(getattr(self, name), (str, int)):
                 raise ValueError(f"{name}={getattr(self, name)!r}, expected a sequence with an entry for every level")
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "code_book", tuple(dict(self.code_book).items()))
         sizes = (self.hidden_size, *self.codebook_sizes)
         if not self.codebook_sizes or not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(
@@ -92,5 +95,7 @@ class DraftHeadConfig:
         return self.num_levels if self.use_placeholders else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """The fields, for JSON; without an empty code book, as in files of before 0.2."""
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        book = dict(fields.pop("code_book"))
+        return fields | ({"code_book": book} if book else {})

@@ -115,6 +115,11 @@ class Source:
             source = source if path is None else source.at(commit_of(path))
         return found
 
+    def find_local(self, file: str) -> Path | None:
+        """A file of the folder, or one that is cached; None if there is none."""
+        path = Path(self.repo_or_dir, self.subfolder, file) if self.is_folder else self._cached(file)
+        return Path(path) if isinstance(path, str | Path) and Path(path).is_file() else None
+
     def find_commit(self, file: str) -> str | None:
         """The commit of a cached file that was downloaded under this revision; None if it is not cached."""
         cached = self._cached(file)

@@ -19,7 +19,14 @@ import numpy.typing as npt
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import to_host
 
-from .checks import check_config, check_exact, check_lengths, check_tokens_of_catalogue, read_widths
+from .checks import (
+    check_code_book,
+    check_config,
+    check_exact,
+    check_lengths,
+    check_tokens_of_catalogue,
+    read_widths,
+)
 from .configuration import GR_FIELDS, set_fields
 from .defaults import exact_sizes
 from .drafts import BaseDraft, drafts_of
@@ -119,6 +126,7 @@ class BaseCall(ABC):
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         catalogue = rules.shared
         check_tokens_of_catalogue(catalogue, cls.vocabulary_of(model), name="constraint_index")
+        check_code_book(first_of("code_book", fields, *configs), catalogue)
         room = check_lengths(
             config, catalogue, max_new_tokens, max_length, prompt_length=prompt.length, others=max_lengths
         )

@@ -14,14 +14,18 @@ import numpy as np
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue import code_book as code_books
 from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 
 from .configuration import VERIFICATION, check_fields
 from .defaults import NODES_AT_ONCE
+from .messages import say_once
 from .models import end_tokens, fill_token
 
+# By the items of a catalogue, the code books that were compared with it.
+_COMPARED: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 # By draft head, the tries whose tokens are all among its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
@@ -106,6 +110,25 @@ def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> 
         )
 
 
+def check_code_book(
+    book: Mapping[str, str] | None,
+    catalogue: Snapshot,
+    *,
+    whose: str = "the model",
+    name: str = "constraint_index",
+) -> None:
+    """Refuse a catalogue, the argument `name`, in which items have other tokens than a model learned.
+
+    What cannot be told is said once. Labels are checked by their tokenizer instead.
+    """
+    key = (whose, *(book or {}).items())
+    if catalogue.tokenizer is not None or key in (compared := _COMPARED.setdefault(catalogue.items, set())):
+        return
+    if doubt := code_books.compare(book or {}, catalogue, whose=whose, argument=name):
+        say_once(doubt)
+    compared.add(key)
+
+
 def check_processor(index: Any, prompt_length: Any, attention_mask: Any) -> int | None:
     """Refuse wrong arguments of a constraint as a logits processor; returns the prompt's length, if it is known.
 
@@ -154,6 +177,8 @@ def check_codes(head: Any, catalogue: Snapshot) -> None:
     seen = _FITTING.setdefault(head, WeakSet())
     if catalogue.trie in seen:
         return
+    if head.config.code_book:
+        check_code_book(dict(head.config.code_book), catalogue, whose="the draft head")
     for level, tokens in enumerate(catalogue.trie.codebooks):
         codes = to_host(head.codebook(level))
         missing = np.setdiff1d(tokens, codes)

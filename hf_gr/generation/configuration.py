@@ -45,6 +45,7 @@ GR_FIELDS: dict[str, Any] = {
     "draft_token_budget": None,
     "exact": None,
     "max_nodes": None,
+    "code_book": None,
 }
 # Of these fields and of `generate`'s arguments, what transformers' own loop has not, and what to do there.
 OF_OUR_LOOP = {
@@ -122,6 +123,9 @@ class GRGenerationConfig(GenerationConfig):
         max_nodes: the most prefixes that `exact=True` scores for a prompt, by default 16 times `num_beams`, or more
             for many or long sequences; then the best items found so far are the answer, and `out.num_proven` is less
             than `num_return_sequences`.
+        code_book: what tokens meant when the model was trained, as some items and their tokens
+            (`ConstraintIndex.code_book`); `train_recommender` sets it. A catalogue in which most of these items have
+            other tokens is refused.
         forced_eos_token_id: transformers' own; used only if it is the catalogue's end token. In the longest sequences
             that token then has score 0, if `max_new_tokens` is omitted or equals their length.
         kwargs: the other arguments of `transformers.GenerationConfig`.
@@ -136,7 +140,12 @@ class GRGenerationConfig(GenerationConfig):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        saved = kwargs.pop(SAVED_AS, None) or {}  # flat in the files of 0.1.0.dev0
+        saved = kwargs.pop(SAVED_AS, None)  # flat in the files of 0.1.0.dev0
+        if not isinstance(saved, Mapping | None):
+            raise ValueError(
+                f"{SAVED_AS} is {saved!r} in a generation config, expected an object of our fields: omit it"
+            )
+        saved = saved or {}
         for name, default in GR_FIELDS.items():
             setattr(self, name, kwargs.pop(name, saved.get(name, default)))
         super().__init__(**kwargs)
@@ -177,6 +186,11 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         raise ValueError(f"verification={fields['verification']!r}, expected one of {tuple(VERIFICATION)}")
     if fields.get("exact") not in (None, False, True):
         raise ValueError(f"exact={fields['exact']!r}, expected True or False")
+    book = fields.get("code_book")
+    if not isinstance(book, Mapping | None) or not all(
+        isinstance(text, str) for pair in (book or {}).items() for text in pair
+    ):
+        raise ValueError(f"code_book={book!r}, expected tokens by item id, as index.code_book() returns them")
     for name in ("num_draft_beams", "draft_token_budget", "max_nodes"):
         value = fields.get(name)
         if value is not None and (not is_integer(value) or value < 1):
@@ -203,3 +217,8 @@ def extend(config: GenerationConfig) -> GRGenerationConfig:
     # A plain config has our fields as attributes only if its file was flat, or a user set them.
     fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
     return GRGenerationConfig.from_dict(without_bookkeeping(fields | config.to_dict()))  # pyright: ignore
+
+
+def code_book_of(model: Any) -> Mapping[str, str]:
+    """What tokens mean to a model; empty if that is unknown."""
+    return getattr(extend(model.generation_config), "code_book", None) or {}

@@ -14,8 +14,8 @@ from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.core import auto
 
-from .checks import check_codes
-from .configuration import VERIFICATION
+from .checks import check_code_book, check_codes
+from .configuration import VERIFICATION, code_book_of
 from .models import position_limit
 
 DRAFT_BEAMS_PER_BEAM = 2
@@ -125,6 +125,8 @@ class BaseDraft:
             )
         if not prompt.is_tokens:
             raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
+        if book := code_book_of(assistant):
+            check_code_book(book, catalogue, whose="assistant_model")
         if getattr(assistant.config.get_text_config(decoder=True), "rope_parameters", None) is not None:
             return  # positions for any length
         num_tokens, limit = prompt.inputs.shape[1], position_limit(assistant.config, of_encoder=is_encoder_decoder)

@@ -19,6 +19,7 @@ from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.answering.requests import living_fallback, remove_listed
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
+from hf_gr.generation.checks import check_code_book
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.tables.cells import shorten
 from hf_gr.tables.files import pa
@@ -184,6 +185,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
         suffix_tokens=tuple(settings.suffix_tokens),
     )
     _check_decoding(recommender, settings)
+    check_code_book(recommender.option("code_book"), index.snapshot)
     found = doubts_of(index.snapshot, vocabulary=recommender.vocab_size)
     doubts = [f"constraint_index= may be wrong: {doubt}" for doubt in found]
     doubts += _doubt("remove_items", missing, len(settings.remove_items or ()))

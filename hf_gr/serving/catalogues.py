@@ -37,8 +37,9 @@ class Update:
     """A change of a catalogue, made as a whole or not at all: first removals, then additions, then rules.
 
     Attributes:
-        add: items, `{"item_id": "B99", "sequence": [5, 7]}`. An id that exists gets a second sequence, unless it is in
-            `remove`, too: then the new one replaces the old one, and the item stays in its rules.
+        add: items, `{"item_id": "B99", "sequence": [5, 7]}`. An id that exists gets a second sequence (with semantic
+            IDs, it is refused), unless it is in `remove`, too: then the new one replaces the old one, and the item
+            stays in its rules.
         remove: ids of items, which leave every rule.
         rules: by name, the ids of the only items that may be answered under it; None deletes the rule.
     """

@@ -31,7 +31,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.classification.prompts import prompt_room
-from hf_gr.generation.checks import check_tokens_of_catalogue
+from hf_gr.generation.checks import check_code_book, check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
 from .answers import BrokenAnswer, Classification, Closed, Observer, Recommendation, outcome_of
@@ -337,9 +337,10 @@ class Engine:
                 logger.exception("an observer failed")
 
     def _check_index(self, index: ConstraintIndex) -> None:
-        """Refuse a catalogue with tokens that the model lacks, or with sequences that leave no room for a prompt."""
+        """Refuse a catalogue with tokens that the model lacks or learned otherwise, or that leaves prompts no room."""
         if (size := self._recommender.vocab_size) is not None:
             check_tokens_of_catalogue(index.snapshot, size, name="the catalogue")
+        check_code_book(self._recommender.option("code_book"), index.snapshot, name="the catalogue")
         if (room := self._recommender.with_catalogue(index).room) is not None and room < 1:
             raise ValueError(
                 f"the catalogue has sequences of {index.max_length} tokens, expected fewer: "

@@ -35,7 +35,7 @@ def configure(*, level: str = "info", stream: TextIO | None = None) -> None:
     """Send the lines of the server, and of uvicorn, to a stream; stderr by default."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines())
-    for name in (LOGGER, "uvicorn", "asyncio"):
+    for name in (LOGGER, "hf_gr", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         # uvicorn tells of its start and end, as the server itself does.

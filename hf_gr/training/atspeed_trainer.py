@@ -20,7 +20,7 @@ from hf_gr.catalogue.sequences import is_integer
 from hf_gr.generation.torch.models import base_model
 
 from . import losses
-from .base import LossTrainer, inner_data, named_datasets, own_arguments
+from .base import LossTrainer, inner_data, learn_code_book, named_datasets, own_arguments
 from .losses import LevelLogProbs
 from .packing import PathScores, pad_token, score_paths
 from .paths import training_catalogue, walk
@@ -64,7 +64,8 @@ class AtSpeedTrainer(LossTrainer):
 
     Raises:
         ValueError: before any work: the loss is unknown, or ignores a given option; the data lacks what the loss
-            needs, or is of another catalogue; the draft model's vocabulary is too small.
+            needs, or is of another catalogue; the draft model's vocabulary is too small, or it learned other tokens of
+            these items.
 
     Example:
         >>> import tempfile
@@ -112,6 +113,7 @@ class AtSpeedTrainer(LossTrainer):
             _check_data(name, dataset, digest, loss, needs_labels=needs_labels)
         if model is not None:  # with model_init= transformers creates it later
             _check_model(model, datasets, constraint_index)
+            learn_code_book(base_model(model), constraint_index.snapshot, argument="constraint_index")
         self.loss, self.num_tokens = loss, num_tokens
         if num_tokens is None and datasets:
             self.num_tokens = next(iter(datasets.values())).settings["num_beams"]

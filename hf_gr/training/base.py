@@ -5,15 +5,26 @@
 from __future__ import annotations
 
 import copy
+import json
+import logging
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_gr.catalogue import SemanticIds
+from hf_gr.catalogue.code_book import compare
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.configuration import extend
 from hf_gr.torch.processes import look_after_group
+
+logger = logging.getLogger("hf_gr.training")
 
 Data = TypeVar("Data")
 
@@ -30,7 +41,17 @@ class LossTrainer(Trainer):
                 "expected none: Accelerate shards models over accelerators only, and would silently train whole "
                 "copies here"
             )
+        if self.args.fp16 and self.args.device.type == "cpu":
+            raise ValueError(
+                "fp16=True without a GPU, expected bf16=True or neither: on CPUs fp16 overflows, and is slow"
+            )
         self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """transformers' own; True resumes from the last checkpoint that is whole."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = _last_whole_checkpoint(Path(self.args.output_dir or "."))
+        return super().train(resume_from_checkpoint, **kwargs)
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         return model(**inputs, use_cache=False).loss
@@ -80,6 +101,32 @@ class SamplerByLength(LengthGroupedSampler):
     def __iter__(self) -> Any:
         self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
         return super().__iter__()
+
+
+def _last_whole_checkpoint(folder: Path) -> str:
+    """The last checkpoint whose save was not interrupted; transformers writes the state last."""
+    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.rpartition("-")[2].isdecimal()]
+    for path in sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        try:
+            json.loads((path / TRAINER_STATE_NAME).read_bytes())
+            return str(path)
+        except (OSError, ValueError):
+            logger.warning("%s is of an interrupted save: training resumes from the one before", path)
+    raise ValueError(
+        f"resume_from_checkpoint=True and {folder} has no whole checkpoint, expected one: omit it to begin anew"
+    )
+
+
+def learn_code_book(model: Any, catalogue: SemanticIds | Snapshot | None, *, argument: str) -> None:
+    """Note in a model's config what tokens mean; None if nothing says so. Refuses what means something else to it."""
+    config: Any = extend(model.generation_config)
+    model.generation_config = config
+    if catalogue is None:
+        config.code_book = None
+        return
+    if config.code_book and (doubt := compare(config.code_book, catalogue, whose="the model", argument=argument)):
+        logger.warning(doubt)
+    config.code_book = catalogue.code_book()
 
 
 def own_arguments(args: TrainingArguments | None) -> TrainingArguments:

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments
 
+from hf_gr.catalogue.code_book import compare
 from hf_gr.files.hub import Source
+from hf_gr.generation.configuration import code_book_of
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.heads import check_bare, load_draft_head, save_draft_head
 from hf_gr.generation.torch.mixin import GRGenerationMixin
@@ -65,8 +67,8 @@ class DraftHeadTrainer(LossTrainer):
 
     Raises:
         ValueError: before any work: the model has no draft head, or an adapter was put into it; the data is of another
-            kind, has labels outside the head's codebooks, or prompts too long for the model with placeholders; there
-            are several GPUs in one process, FSDP or DeepSpeed.
+            kind, has labels outside the head's codebooks or of other semantic IDs, or prompts too long for the model
+            with placeholders; there are several GPUs in one process, FSDP or DeepSpeed.
 
     Example:
         >>> import tempfile
@@ -239,6 +241,10 @@ def _check_data(name: str, dataset: Any, model: Any) -> None:
         data.check_labels([head.codebook(level).cpu().numpy() for level in range(head.config.num_levels)])
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    books = {"the model": code_book_of(model), "the draft head": dict(head.config.code_book)}
+    for whose, book in books.items():
+        if data.items is not None:
+            compare(book, data.items, whose=whose, argument=name)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     if data.max_token_id >= vocab_size:
         raise ValueError(

@@ -9,7 +9,7 @@ Axes: E entries, T tokens of all histories, N items of the catalogue, L levels, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.fanout import smallest_dtype
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.sequences import is_integer, read_catalogue, read_rows, to_host
+from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.models import start_token
 from hf_gr.generation.prompts import padding_side
@@ -28,6 +28,7 @@ from hf_gr.generation.torch.models import base_model, takes_argument
 from hf_gr.generation.torch.prompts import positions_of, with_placeholders
 from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
 
+from .histories import history_lists
 from .packing import pad_prompts, pad_token
 
 
@@ -55,6 +56,7 @@ class InteractionDataset(Dataset):
     _prefix: np.ndarray
     _label_tokens: np.ndarray  # [N, L]
     _label_rows: np.ndarray  # [E]: rows of `_label_tokens`
+    items: SemanticIds | None = None  # which say what the tokens mean
 
     def __init__(self, prompts: Iterable[Any], labels: Any) -> None:
         values, bounds = _flatten("prompts", prompts)
@@ -126,6 +128,7 @@ class InteractionDataset(Dataset):
         places = np.cumsum([0, *is_token.sum(axis=1)])  # of items among the tokens
         starts = places[np.maximum(begins[targets], targets - max_items)]
         made = cls.__new__(cls)
+        made.items = items if isinstance(items, SemanticIds) else None
         made._fill(tokens[values][is_token], starts, places[targets], prefix_tokens, labels, values[targets])
         return made
 
@@ -261,7 +264,6 @@ def flat_histories(
 
     Histories and items are as for `InteractionDataset.from_histories`; errors call the histories `name`.
     """
-    histories = histories.values() if isinstance(histories, Mapping) else histories
     if isinstance(items, ConstraintIndex):
         raise ValueError(
             "items is a ConstraintIndex, expected SemanticIds, or the tokens of items 0, 1, 2, ...: an index has "
@@ -271,7 +273,7 @@ def flat_histories(
         row_of = {item: row for row, item in enumerate(items.item_ids)}
         histories, tokens = _rows_of(name, histories, row_of), items.token_sequences()
     else:
-        tokens = _read_tokens("items", items)
+        histories, tokens = history_lists(histories, name=name), _read_tokens("items", items)
     values, bounds = _flatten(name, histories)
     unknown = (values < 0) | (values >= len(tokens))
     if unknown.any():
@@ -286,12 +288,8 @@ def flat_histories(
 
 def _rows_of(name: str, histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -> list[list[int]]:
     rows = []
-    for number, history in enumerate(histories):
-        host = to_host(history)
-        known = host.tolist() if isinstance(host, np.ndarray) else list(host)
-        if unknown := [
-            item for item in known if not (isinstance(item, str) or is_integer(item)) or item not in row_of
-        ]:
+    for number, known in enumerate(history_lists(histories, name=name)):
+        if unknown := [item for item in known if item not in row_of]:
             raise ValueError(
                 f"{name}[{number}] has item {unknown[0]!r}, which has no semantic ID: omit it, or is it a string "
                 "where ids are integers?"

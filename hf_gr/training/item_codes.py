@@ -18,6 +18,8 @@ import numpy as np
 from hf_gr.catalogue import SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
 
+from .histories import history_lists
+
 
 def semantic_ids_from_features(
     features: Any,
@@ -76,7 +78,7 @@ def semantic_ids_from_histories(
     """Semantic IDs from the order in which users had items, where nothing else is known about the items.
 
     Args:
-        histories: a list of items per user, oldest first, without held-out items.
+        histories: a list of items per user, oldest first, without held-out items; or a dictionary of them.
         num_levels: levels of residual k-means; one more code tells apart items that collide.
         num_codes: codes per level.
         offset: the token of the first code.
@@ -94,7 +96,7 @@ def semantic_ids_from_histories(
         >>> ids.item_ids, ids.num_levels
         (['ham', 'jam', 'tea'], 3)
     """
-    rows = [list(history) for history in histories]
+    rows = history_lists(histories)
     names = sorted({item for row in rows for item in row})
     if len(names) < 3 or not any(len(row) > 1 for row in rows):
         raise ValueError(

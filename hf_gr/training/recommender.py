@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,12 +33,13 @@ from transformers import (
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import is_integer
+from hf_gr.catalogue.storage import JSON_FILE
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.loading import enable
 from hf_gr.generation.torch.models import base_model
 
-from .base import LossTrainer
+from .base import LossTrainer, learn_code_book
 from .interactions import flat_histories
 from .packing import pad_token
 from .windows import HistoryWindows, LastItems, pad_batch
@@ -134,6 +136,7 @@ def train_recommender(
     validation: Iterable[Iterable[ItemId]] | None = None,
     patience: int | None = None,
     output_dir: Any = None,
+    overwrite: bool = False,
     seed: int = 0,
     progress: bool = True,
     on_progress: Report | None = None,
@@ -151,16 +154,19 @@ def train_recommender(
             of one item teach only its own tokens.
         items: semantic IDs, whose item ids the histories contain; or the `[N, L]` tokens of items that are numbered
             from 0. All have the same number of tokens.
-        model: a model to train on, such as yesterday's; by default `small_recommender(items, max_items=max_items)`. An
-            encoder-decoder reads the first items of a window, up to a random place, and writes those that follow, five
-            at most, so that a step teaches more than one item.
+        model: a model to train on, such as yesterday's, if it knows these items by the same tokens; by default
+            `small_recommender(items, max_items=max_items)`. An encoder-decoder reads the first items of a window, up
+            to a random place, and writes those that follow, five at most, so that a step teaches more than one item.
+            An adapter of `peft.get_peft_model` is trained alone, and then merged into the model.
         max_items: the most items of a prompt; a training window has one more.
         validation: histories whose last item is predicted from those before, such as the training histories plus the
             item that followed. The loss is computed after every 5% of the training (`eval_steps`), and the weights
             with the lowest loss are returned (`load_best_model_at_end`, with a checkpoint each time).
         patience: stop after this many validation losses in a row without improvement, by default 5; with `validation`.
         output_dir: a folder for the trained model and its catalogue, which the model's generation config names: all
-            that `hf-gr serve` and `hf_gr.recommend` need. Checkpoints go there, too (`save_strategy=`).
+            that `hf-gr serve` and `hf_gr.recommend` need, and the semantic IDs. Checkpoints go there, too
+            (`save_strategy=`).
+        overwrite: replace a finished recommender in `output_dir`; without it, only `resume_from_checkpoint` does.
         seed: of the new model, and of the windows and their order.
         progress: show a bar, in terminals and notebooks; lines in logs.
         on_progress: called after every step with the fraction of the training that is done and the latest loss.
@@ -174,8 +180,8 @@ def train_recommender(
 
     Raises:
         ValueError: before any work: an item without tokens, items of different lengths, no history; a model whose
-            vocabulary or positions are too few; an unknown argument; an invalid `patience`, or one without
-            `validation`; FSDP without `output_dir`.
+            vocabulary or positions are too few, or that learned other tokens of these items; an unknown argument; an
+            invalid `patience`, or one without `validation`; FSDP without `output_dir`.
 
     Example:
         >>> ids = SemanticIds([[0, 1], [1, 0], [1, 1]], item_ids=["tea", "jam", "ham"])
@@ -192,6 +198,15 @@ def train_recommender(
         raise ValueError(f"patience={patience!r}, expected 1 or more losses")
     if patience is not None and validation is None:
         raise ValueError(f"patience={patience} without validation=, expected histories to validate on: pass them")
+    is_resumed = bool(arguments.get("resume_from_checkpoint"))
+    if output_dir is not None and Path(output_dir, JSON_FILE).exists() and not (overwrite or is_resumed):
+        raise ValueError(
+            f"output_dir={str(output_dir)!r} has a finished recommender, expected none: pass overwrite=True"
+        )
+    if hasattr(model, "peft_config") and not hasattr(model, "merge_and_unload"):
+        raise ValueError(
+            "model has an adapter that cannot be merged, expected one of weights, such as LoRA, by peft.get_peft_model"
+        )
     how = {"window": max_items + 1, "splits": model is not None and base_model(model).config.is_encoder_decoder}
     windows = HistoryWindows(histories, items, seed=seed, **how)
     asked = None if validation is None else LastItems(validation, items, **how)
@@ -199,6 +214,7 @@ def train_recommender(
     if model is None:
         model = small_recommender(items, max_items=max_items, seed=seed)
     _check_model(model, windows, max_items)
+    learn_code_book(base_model(model), items if isinstance(items, SemanticIds) else None, argument="items")
     with nullcontext(output_dir) if output_dir is not None else tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(output_dir=str(folder), seed=seed, remove_unused_columns=False, **given)
         trainer = LossTrainer(
@@ -218,11 +234,12 @@ def train_recommender(
         with progress_bar("Training", lambda: 100, unit="%", shown=is_shown) as advance:
             trainer.add_callback(_Progress(on_progress, advance))
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-        trained = enable(base_model(trainer.model).eval())
+        whole = model.merge_and_unload() if hasattr(model, "peft_config") else base_model(trainer.model)
+        trained = enable(whole.eval())
         if output_dir is not None:
             is_named = isinstance(items, SemanticIds)
             index = items.constraint_index() if is_named else ConstraintIndex.from_sequences(windows.tokens)
-            _save(trainer, trained, index, folder)
+            _save(trainer, trained, [index, *[items] * is_named], folder)
     return trained
 
 
@@ -261,15 +278,16 @@ def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:
     return recipe | given
 
 
-def _save(trainer: LossTrainer, trained: Any, index: ConstraintIndex, folder: Any) -> None:
-    """The model and its catalogue, which the model's generation config names."""
+def _save(trainer: LossTrainer, trained: Any, beside: Sequence[Any], folder: Any) -> None:
+    """The model; and beside it its semantic IDs and its catalogue, which the model's generation config names."""
     trained.generation_config.constraint_index = "."
     if trainer.is_fsdp_enabled:
         trainer.save_model()  # gathers the pieces
     elif trainer.args.should_save:
         trained.save_pretrained(folder)
     if trainer.args.should_save:
-        index.save_pretrained(folder)
+        for one in beside:
+            one.save_pretrained(folder)
     trainer.accelerator.wait_for_everyone()  # all processes find the folder complete
     trained.config.name_or_path = str(folder)  # where "." finds the catalogue
 

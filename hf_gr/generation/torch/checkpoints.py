@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from hf_gr.files import cards
 from hf_gr.files import draft_head as head_files
 from hf_gr.files.atomic import make_folder, replaced_file
 from hf_gr.files.pairs import CARD_FILE
 
-from .heads import NAME, save_draft_head
+from .heads import NAME, check_bare, save_draft_head
 from .models import base_model
 
 # What a checkpoint carries whose `generate` is ours: transformers looks for custom_generate/generate.py.
@@ -26,12 +24,12 @@ def save_beside(
     model: Any,
     directory: str | Path,
     *,
-    state_dict: Mapping[str, Tensor] | None = None,
     custom_generate: bool = False,
 ) -> None:
-    """Write the files of a checkpoint that transformers does not know, and a card where there is none."""
+    """Write the files of a checkpoint that transformers does not know, and a card where there is none; no head."""
     folder = Path(directory)
-    save_draft_head(model, folder, state_dict=state_dict)
+    if (head := getattr(base_model(model), NAME, None)) is not None:
+        check_bare(head)  # before any file is replaced
     if not _is_ours(model, custom_generate):
         return
     make_folder(folder)
@@ -58,6 +56,7 @@ def prepare_upload(
     replaced by ours. transformers skips files that have not changed since it recorded their timestamps, but ours were
     saved before that: returns the timestamps without those of our files, so that they are uploaded.
     """
+    save_draft_head(model, directory)  # not yet there with save_pretrained(push_to_hub=True)
     card = Path(directory, CARD_FILE)
     if _is_ours(model, custom_generate) and card.is_file():
         text = card.read_text(encoding="utf-8")

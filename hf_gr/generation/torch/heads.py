@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.catalogue.code_book import compare
 from hf_gr.files import draft_head as head_files
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
 from hf_gr.files.hub import Source
+from hf_gr.generation.configuration import code_book_of
 from hf_gr.generation.internals import ignore_on_save
 from hf_gr.torch.draft_head import DraftHead, save_files
 
@@ -62,6 +64,10 @@ def add_draft_head(
     else:
         codes = _read_codebooks(codebooks)
         _check_codebooks(inner, codes)
+        book = codebooks.code_book() if isinstance(codebooks, ConstraintIndex | SemanticIds) else {}
+        if book and (learned := code_book_of(inner)):
+            given = codebooks.snapshot if isinstance(codebooks, ConstraintIndex) else codebooks
+            compare(learned, given, whose="the model", argument="codebooks")  # pyright: ignore
         config = DraftHeadConfig(
             hidden_size=hidden_size_of(inner),
             codebook_sizes=tuple(map(len, codes)),
@@ -70,6 +76,7 @@ def add_draft_head(
             transition=transition,
             use_state=use_state,
             use_placeholders=use_placeholders,
+            code_book=tuple(book.items()),
         )
         ids = _placeholder_ids(inner, tokenizer, config.placeholder_tokens, codes)
         head, rows = DraftHead(replace(config, placeholder_token_ids=ids), codes), None

@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
-from transformers.utils import CONFIG_NAME, find_adapter_config_file
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, find_adapter_config_file
 
 from hf_gr.files.hub import WHERE, Source
 from hf_gr.generation.configuration import extend
@@ -72,10 +73,30 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
         commit = source.find_commit(CONFIG_NAME)
         source, kwargs = source.at(commit), kwargs if commit is None else kwargs | {"revision": commit}
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
+    try:
+        model = auto.from_pretrained(repo_or_dir, *args, **kwargs)
+    except SafetensorError as error:
+        raise ValueError(f"{_torn(source)}: {error}; download it or save it again") from error
+    if (path := source.find_local(GENERATION_CONFIG_NAME)) is not None:
+        try:
+            json.loads(path.read_bytes())
+        except ValueError as error:  # which transformers ignores
+            raise ValueError(f"{path} is no JSON ({error}): download it or save it again") from error
+    enable(model)
     remember_source(model, source)
     load_draft_head(model, source, force_download=bool(kwargs.get("force_download")))
     return model
+
+
+def _torn(source: Source) -> str:
+    """The first file of weights that is no safetensors."""
+    folder = Path(source.repo_or_dir, source.subfolder)
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            safe_open(path, "pt")
+        except SafetensorError:
+            return f"{path} is cut short or damaged"
+    return f"the weights of {source.repo_or_dir} are cut short or damaged"
 
 
 def _read_config(name: str | Path, kwargs: Mapping[str, Any]) -> Any:

@@ -33,7 +33,7 @@ from .call import Call
 from .captured import Capture, decode_captured, warm_up
 from .checkpoints import prepare_upload, save_beside
 from .drafts import draft_of
-from .heads import add_draft_head
+from .heads import add_draft_head, save_draft_head
 from .logits_process import keep_dead
 from .loop import generate_by_processor, generate_several
 
@@ -313,8 +313,10 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         carries = _CUSTOM_GENERATE.set(custom_generate or _CUSTOM_GENERATE.get())
         try:
             if self.should_save_on_this_rank(is_main_process):
-                save_beside(self, save_directory, state_dict=state_dict, custom_generate=_CUSTOM_GENERATE.get())
+                save_beside(self, save_directory, custom_generate=_CUSTOM_GENERATE.get())
             super_.save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+            if self.should_save_on_this_rank(is_main_process):
+                save_draft_head(self, save_directory, state_dict=state_dict)  # which names the weights beside it
         finally:
             _CUSTOM_GENERATE.reset(carries)
 
