@@ -8,7 +8,7 @@ label of a fixed set, in four ways:
 - prompt only: it writes freely; an answer is valid if it equals a label up to case and punctuation;
 - prompt and matching: the label most similar to what it wrote, if one is similar enough (`difflib`, cutoff 0.6);
 - constrained: `hf_gr.classify`, which scores every label;
-- constrained, calibrated: the same with `neutral_text="N/A"`, which takes away the advantage of labels that the model
+- constrained, calibrated: the same with `score="pmi"`, which takes away the advantage of labels that the model
   favours whatever it reads.
 
 All four use the same prompt, which lists the labels if they are few. The model is small and not trained for this: the
@@ -225,9 +225,7 @@ def run_task(task: Task, model: Any, tokenizer: Any, *, number: int, seed: int) 
     options = {"prompt": prompt, "batch_size": BATCH, "progress": False}
     ranked = {
         "constrained": timed(lambda: classify(model, tokenizer, phrases, index, **options)),
-        "constrained, calibrated": timed(
-            lambda: classify(model, tokenizer, phrases, index, neutral_text="N/A", **options)
-        ),
+        "constrained, calibrated": timed(lambda: classify(model, tokenizer, phrases, index, score="pmi", **options)),
     }
     answers: dict[str, tuple[list[str | None], float]] = {
         "prompt only": (exact, writing + checking),

@@ -70,17 +70,29 @@ def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int])
     return sorted({one[len(given)] for one in answers if len(one) > len(given) and one[: len(given)] == given})
 
 
-def reference_label_log_probs(
-    logits: Callable[[list[int]], npt.NDArray[np.floating]], labels: Sequence[Sequence[int]]
+def reference_label_scores(
+    score: str,
+    labels: Sequence[Sequence[int]],
+    logits: Callable[[list[int]], npt.NDArray[np.floating]],
+    after_neutral: Callable[[list[int]], npt.NDArray[np.floating]] | None = None,
 ) -> list[float]:
-    """The log-probability of each label, its end token included, by one forward for each: the oracle of `classify`.
+    """The score of each label, its end token included, by one forward for each: the oracle of `classify`.
 
-    `logits` maps a label's tokens without the last to `[tokens, vocabulary]`, after the prompt and each of those.
+    `logits` maps a label's tokens without the last to `[tokens, vocabulary]`, after the prompt and each of those;
+    `after_neutral` does after the prompt of the neutral text.
     """
     found: list[float] = []
     for label in labels:
-        rows = np.asarray(logits(list(label[:-1])), dtype=np.float64)
-        found.append(sum(float(row[token] - np.logaddexp.reduce(row)) for row, token in zip(rows, label, strict=True)))
+        total = 0.0
+        for place, row in enumerate(np.asarray(logits(list(label[:-1])), dtype=np.float64)):
+            same = [other for other in labels if list(other[:place]) == list(label[:place])]
+            legal = sorted({other[place] for other in same}) if score == "renormalized" else slice(None)
+            total += float(row[label[place]] - np.logaddexp.reduce(row[legal]))
+        found.append(total / len(label) if score == "mean" else total)
+    if score == "pmi":
+        assert after_neutral is not None
+        priors = reference_label_scores("sum", labels, after_neutral)
+        found = [own - prior for own, prior in zip(found, priors, strict=True)]
     return found
 
 

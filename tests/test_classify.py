@@ -8,13 +8,15 @@ import math
 import pickle
 import random
 import sys
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from families import build
 from label_tokenizers import LABELS, tokenizer_of
-from reference import reference_label_log_probs
+from reference import reference_label_scores
 from tokenizers.processors import TemplateProcessing
 
 from hf_gr import ConstraintIndex, classify
@@ -51,12 +53,20 @@ def many_labels(number: int) -> list[str]:
     return sorted({" ".join(draw.choices(words, k=draw.randrange(1, 5))) for _ in range(3 * number)})[:number]
 
 
-def plainly(model: Any, text: str, index: ConstraintIndex) -> Answers:
-    """The probability of every label, each by a plain forward of its own."""
-    prompt = torch.tensor([tokenizer_of("bpe")(PROMPT.replace("{text}", text))["input_ids"]])
+def plainly(
+    model: Any, text: str, index: ConstraintIndex, score: str = "renormalized", known: dict[Any, Any] | None = None
+) -> Answers:
+    """The probability of every label, each by a plain forward of its own; `known` ones are not run again."""
+    known = {} if known is None else known
+
+    def after(text: str, tokens: list[int]) -> Any:
+        if (key := (text, *tokens)) not in known:
+            known[key] = forward(text, tokens)
+        return known[key]
 
     @torch.no_grad()
-    def logits(tokens: list[int]) -> Any:
+    def forward(text: str, tokens: list[int]) -> Any:
+        prompt = torch.tensor([tokenizer_of("bpe")(PROMPT.replace("{text}", text))["input_ids"]])
         row = torch.tensor([tokens], dtype=torch.long)
         if model.config.is_encoder_decoder:
             start = torch.tensor([[model.config.decoder_start_token_id]])
@@ -66,7 +76,8 @@ def plainly(model: Any, text: str, index: ConstraintIndex) -> Answers:
         return model(**given, use_cache=False).logits[0, -len(tokens) - 1 :].double().numpy()
 
     rows = list(index)
-    found = dict(zip(map(tuple, rows), map(math.exp, reference_label_log_probs(logits, rows)), strict=True))
+    scores = reference_label_scores(score, rows, partial(after, text), partial(after, "N/A"))
+    found = {tuple(row): math.exp(one - max(scores)) for row, one in zip(rows, scores, strict=True)}
     items = {row: index.items([row])[0] for row in found}
     return shares({str(item): found[row] / len(items[row]) for row in found for item in items[row]})
 
@@ -81,22 +92,26 @@ def difference(ranked: list[tuple[str, float]], expected: Answers) -> float:
     return max(abs(math.log(probability / expected[label])) for label, probability in ranked)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "t5", "bart"])
-@pytest.mark.parametrize("how", ["in one piece", "in several", "by beams that find all"])
-def test_labels_have_their_probability(family: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if how == "in several":
-        monkeypatch.setattr(label_search, "NODES_AT_ONCE", 3)
-    model, index = model_of(family), index_of()
-    most = {"max_tree_nodes": 0} if how.startswith("by beams") else {}
-    ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, batch_size=2, **most, **EVERY)
-    for text, answer in zip(TEXTS, ranked, strict=True):
-        assert difference(answer, plainly(model, text, index)) < LOG_TOL
+@pytest.mark.parametrize(
+    ("family", "nodes"),
+    [("llama", 3), ("gpt2", 1024), ("gemma2", 3), ("gemma2", 1024), ("mistral", 3), ("t5", 1024), ("bart", 3)],
+)
+def test_labels_have_their_probability(family: str, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one piece, and in several."""
+    monkeypatch.setattr(label_search, "NODES_AT_ONCE", nodes)
+    model, index, known = model_of(family), index_of(), dict[Any, Any]()
+    for score in ("sum", "renormalized", "mean", "pmi"):
+        ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, batch_size=2, score=score, **EVERY)
+        assert (ranked.method, ranked.mass_left) == ("exact", [0.0] * 3)
+        for text, answer in zip(TEXTS, ranked, strict=True):
+            assert difference(answer, plainly(model, text, index, score, known)) < 2 * LOG_TOL
 
 
-def test_many_labels_have_their_probability() -> None:
+@pytest.mark.parametrize("score", ["sum", "renormalized"])
+def test_many_labels_have_their_probability(score: Any) -> None:
     model, index = model_of("llama"), index_of(many_labels(60))
-    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, **EVERY)
-    assert difference(ranked, plainly(model, TEXTS[1], index)) < LOG_TOL
+    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, score=score, **EVERY)
+    assert difference(ranked, plainly(model, TEXTS[1], index, score)) < LOG_TOL
 
 
 def test_batches_of_any_size_and_order_give_the_same() -> None:
@@ -117,17 +132,8 @@ def test_a_quantised_models_weights_are_no_tensors() -> None:
     assert sum(probability for _, probability in ranked) == pytest.approx(1)
 
 
-def test_few_beams_give_upper_bounds_of_what_they_find() -> None:
-    model, index = model_of("llama"), index_of()
-    (exact,) = classify(model, tokenizer_of("bpe"), TEXTS[:1], index, top_k=None)
-    (found,) = classify(model, tokenizer_of("bpe"), TEXTS[:1], index, top_k=3, max_tree_nodes=0, num_beams=1)
-    assert len(found) == 3
-    assert sum(probability for _, probability in found) == pytest.approx(1)
-    assert all(probability >= dict(exact)[label] - LOG_TOL for label, probability in found)
-
-
-@pytest.mark.parametrize(("nodes", "most"), [(1, 8192), (1000, 8192), (1000, 0)])
-def test_labels_that_are_left_and_that_tokenize_alike(nodes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nodes", [1, 1000])
+def test_labels_that_are_left_and_that_tokenize_alike(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several lengths, two of them one sequence, which they share; some were removed, and one was added."""
     monkeypatch.setattr(label_search, "NODES_AT_ONCE", nodes)
     model, tokenizer = model_of("llama"), tokenizer_of("wordpiece-uncased")
@@ -141,7 +147,7 @@ def test_labels_that_are_left_and_that_tokenize_alike(nodes: int, most: int, mon
     index.add(list(index_of(["politics"], "wordpiece-uncased")), item_ids=["politics"])
     view = index_of([*left, "technology"], "wordpiece-uncased").where(left)
     for one in (index, view):
-        (found,) = classify(model, tokenizer, ["sports"], one, top_k=None, max_tree_nodes=most)
+        (found,) = classify(model, tokenizer, ["sports"], one, top_k=None)
         assert difference(found, of) < LOG_TOL
 
 
@@ -152,84 +158,114 @@ def test_a_threshold_answers_none_of_them() -> None:
     assert classify(model, tokenizer, TEXTS[:1], index.where(["sport", "北京"]), threshold=1.0) == [[]]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "t5"])
-def test_a_neutral_text_takes_the_labels_own_weight_away(family: str) -> None:
-    """From all labels, and from those that beams find."""
-    model, index = model_of(family), index_of()
-    options: dict[str, Any] = {**EVERY, "neutral_text": "N/A", "batch_size": 2}
-    texts, prior = [*TEXTS, "N/A"], plainly(model, "N/A", index)
-    exact, found, few = (
-        classify(model, tokenizer_of("bpe"), texts, index, **options, **beams)
-        for beams in ({}, {"max_tree_nodes": 0}, {"max_tree_nodes": 0, "num_beams": 2})
-    )
-    for number, text in enumerate(texts):
-        expected = shares({label: p / prior[label] for label, p in plainly(model, text, index).items()})
-        assert difference(exact[number], expected) < 2 * LOG_TOL
-        assert difference(found[number], expected) < 2 * LOG_TOL
-        assert difference(few[number], shares({label: expected[label] for label, _ in few[number]})) < 2 * LOG_TOL
-    assert [probability for _, probability in exact[-1]] == pytest.approx([1 / 7] * 7, rel=LOG_TOL)
+def test_priors_are_kept_while_the_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, index = model_of("qwen3"), index_of()
+    options: dict[str, Any] = {**EVERY, "score": "pmi", "neutral_text": "N/A"}
+    (expected, nothing) = classify(model, tokenizer_of("bpe"), ["a", "N/A"], index, **options)
+    assert [probability for _, probability in nothing] == pytest.approx([1 / 7] * 7, rel=LOG_TOL)
+    searches: list[Any] = []
+    find = label_search.TreeSearch.find
+    monkeypatch.setattr(label_search.TreeSearch, "find", lambda self, *a: searches.append(self) or find(self, *a))
+    (again,) = classify(model, tokenizer_of("bpe"), ["a"], index_of(), **options)
+    assert difference(again, dict(expected)) < LOG_TOL
+    assert len(searches) == 1  # of the text alone
+    model.lm_head.weight.data *= 2
+    (changed,) = classify(model, tokenizer_of("bpe"), ["a"], index, **options)
+    assert difference(changed, plainly(model, "a", index, "pmi")) < 2 * LOG_TOL
 
 
+@pytest.mark.parametrize("score", ["sum", "renormalized"])
 @pytest.mark.parametrize(
-    ("family", "keys", "tolerance"),
-    [("llama", 1, 1e-3), ("gpt2", None, 0.3), ("gemma2", 1, 0.3), ("mistral", None, 1e-3), ("t5", 1, 1e-3)],
+    ("family", "tolerance"), [("llama", 1e-3), ("gpt2", 0.3), ("gemma2", 0.3), ("mistral", 1e-3), ("t5", 0.3)]
 )
 def test_a_bounded_search_finds_what_matters(
-    family: str, keys: int | None, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    family: str, tolerance: float, score: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels of at least the tolerance are there in the exact order; also where keys are forgotten again and again."""
+    """Labels of at least the tolerance are there in the exact order, and probabilities within what is left."""
     monkeypatch.setattr(classify_module, "LOGITS_AT_ONCE", 512)
-    monkeypatch.setattr(label_search, "FIRST_NODES", 8)
-    if keys is not None:
-        monkeypatch.setattr(label_search, "KEYS_AT_ONCE", keys)
-        monkeypatch.setattr(label_search, "NODES_AT_ONCE", 60)
+    monkeypatch.setattr(label_search, "NODES_OF_BATCH", 16)
     model, index = sure(family), index_of(many_labels(300))
-    options: dict[str, Any] = {"prompt": PROMPT, "batch_size": 2, "tolerance": tolerance}
+    options: dict[str, Any] = {"prompt": PROMPT, "batch_size": 2, "tolerance": tolerance, "score": score}
     exact, found, first = (
         classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=top_k, **options) for top_k in (None, 20, 1)
     )
     assert (found.method, exact.method, found.num_nodes) == ("bounded", "exact", exact.num_nodes)
     assert max(found.num_scored) < 0.9 * exact.num_nodes == 0.9 * exact.num_scored[0]
-    for all_labels, ours, (best,) in zip(exact, found, first, strict=True):
+    for number, (all_labels, ours, (best,)) in enumerate(zip(exact, found, first, strict=True)):
         assert len(ours) == 20
         enough = [one for one in all_labels[:20] if one[1] >= tolerance]
         assert [label for label, _ in ours[: len(enough)]] == [label for label, _ in enough]
-        for (_, probability), (_, expected) in zip(ours, enough, strict=False):
-            assert expected * (1 - LOG_TOL) <= probability <= expected * (1 + tolerance + LOG_TOL)
+        assert 0 < found.mass_left[number] <= tolerance
+        for label, probability in ours:
+            _is_bound(probability, dict(all_labels)[label], found.mass_left[number])
         # The search may not end where one is found, while others hold much of the mass.
-        assert best == (all_labels[0][0], pytest.approx(all_labels[0][1], rel=tolerance + LOG_TOL))
+        assert best[0] == all_labels[0][0]
+        _is_bound(best[1], all_labels[0][1], first.mass_left[number])
 
 
-def test_the_result_says_how_labels_were_found(caplog: pytest.LogCaptureFixture) -> None:
+def _is_bound(probability: float, expected: float, mass_left: float) -> None:
+    assert probability * (1 - LOG_TOL) <= expected <= probability / (1 - mass_left) * (1 + LOG_TOL)
+
+
+@pytest.mark.parametrize("score", ["sum", "renormalized", "mean", "pmi"])
+def test_a_search_that_ends_early_is_not_sure(score: Any) -> None:
+    """Probabilities are no shares of what was found, as those of beams were: 0.979 for a label of 3e-9."""
+    model, index = model_of("gpt2"), index_of(many_labels(300))
+    options: dict[str, Any] = {**EVERY, "score": score, "prompt": "{text}:"}
+    exact = classify(model, tokenizer_of("bpe"), TEXTS, index, **options)
+    found = classify(model, tokenizer_of("bpe"), TEXTS, index, max_tree_nodes=20, **options)
+    assert (found.method, max(found.num_scored) <= 20) == ("bounded", True)
+    for all_labels, ours, left in zip(exact, found, found.mass_left, strict=True):
+        assert ours
+        assert sum(probability for _, probability in ours) == pytest.approx(1 - left)
+        if score in ("sum", "renormalized"):
+            visited = {label for label, _ in ours}
+            assert sum(p for label, p in all_labels if label not in visited) <= left + LOG_TOL
+            for label, probability in ours:
+                _is_bound(probability, dict(all_labels)[label], left)
+
+
+def test_the_result_says_how_labels_were_found() -> None:
+    pytest.importorskip("pandas")
     model, index = model_of("llama"), index_of()
-    exact = classify(model, tokenizer_of("bpe"), TEXTS, index)
+    exact = classify(model, tokenizer_of("bpe"), TEXTS, index, score="sum")
     nodes = len({tuple(row[:end]) for row in index for end in range(1, len(row))})
     first, *rows = repr(exact).splitlines()
     assert first == f"RankedLabels of 3 texts by 7 labels ({nodes} nodes): exact"
     assert [row.split("'")[1] for row in rows] == [labels[0][0] for labels in exact]
     assert exact.num_scored == [nodes] * 3
-    assert classify(model, tokenizer_of("bpe"), TEXTS, index, max_tree_nodes=nodes - 1).method == "beams"
-    assert f"7 labels have {nodes} nodes, more than max_tree_nodes={nodes - 1}" in caplog.text
+    frame = exact.to_pandas()
+    assert list(frame.columns) == ["text", "rank", "label", "probability"]
+    assert [(row.text, row.rank, (row.label, row.probability)) for row in frame.itertuples(index=False)][5] == (
+        *(1, 1),
+        exact[1][0],
+    )
 
 
-def test_parents_have_the_sums_of_their_labels() -> None:
-    model, tokenizer = model_of("llama"), tokenizer_of("bpe")
-    model.lm_head.weight.data *= 0.1
-    options = {"neutral_text": "N/A"}  # no label is impossible
-    every = classify(model, tokenizer, TEXTS, index_of(), top_k=None, **options)
-    named = {label: label.split(" > ")[:-1] for label in LABELS}
-    for hierarchy, name in ((" > ", "Technology > AI"), (named, "AI")):
-        found = classify(model, tokenizer, TEXTS, index_of(), top_k=1, hierarchy=hierarchy, **options)
-        assert found.parents is not None
-        for ranked, levels in zip(map(dict, every), found.parents, strict=True):
-            deepest = ranked["Technology > AI > Deep learning"]
-            assert min(deepest, ranked["Technology > AI"]) > 1e-6
-            assert levels[0] == [("Technology", pytest.approx(deepest + ranked["Technology > AI"]))]
-            assert levels[1] == [(name, pytest.approx(deepest))]
-        again = pickle.loads(pickle.dumps(found))
-        assert (again, again.parents, again.method) == (found, found.parents, "exact")
-        assert again.metrics(["Sports"] * 3) == found.metrics(["Sports"] * 3)
-    assert every.parents is None
+@pytest.mark.parametrize("is_named", [False, True])
+def test_parents_have_the_sums_of_their_labels(is_named: bool) -> None:
+    """A label of one level is one of the topmost, one of two levels also one of the second."""
+    model, paths = model_of("llama"), {label: label.split(" > ") for label in LABELS}
+    model.lm_head.weight.data *= 0.1  # no label is impossible
+    of: Any = {"hierarchy": {label: path[:-1] for label, path in paths.items()} if is_named else " > "}
+    every = classify(model, tokenizer_of("bpe"), TEXTS, index_of(), top_k=None)
+    found = classify(model, tokenizer_of("bpe"), TEXTS, index_of(), top_k=None, **of)
+    assert (every.parents, found) == (None, every)
+    paths = {label: [*path[:-1], label] for label, path in paths.items()} if is_named else paths
+    for ranked, levels in zip(every, found.parents or [], strict=True):
+        expected = [Counter[str](), Counter[str]()]
+        for label, probability in ranked:
+            for level, sums in enumerate(expected[: len(paths[label])]):
+                sums[paths[label][level] if is_named else " > ".join(paths[label][: level + 1])] += probability  # pyright: ignore
+        assert [dict(level) for level in levels] == [pytest.approx(dict(sums)) for sums in expected]
+    first = (found.parents or [])[0][0][0]
+    (likely,) = (
+        classify(model, tokenizer_of("bpe"), TEXTS[:1], index_of(), threshold=first[1] - 1e-6, **of).parents or []
+    )
+    assert likely == [[(first[0], pytest.approx(first[1]))], []]
+    again = pickle.loads(pickle.dumps(found))
+    assert (again, again.parents, again.mass_left) == (found, found.parents, found.mass_left)
+    assert again.metrics(["Sports"] * 3) == found.metrics(["Sports"] * 3)
 
 
 def test_metrics_are_those_of_scikit_learn() -> None:
@@ -272,6 +308,26 @@ def test_a_long_text_is_cut_and_the_template_is_not(max_length: int | None) -> N
     assert min(difference(found, plainly(model, text[:end], index)) for end in fitting) < LOG_TOL
 
 
+def test_angles_that_change_within_a_label_are_refused() -> None:
+    """LongRoPE turns whole sequences by other angles beyond a limit: a batch is on one side of it."""
+    tokenizer, index = tokenizer_of("bpe"), index_of()
+    lengths = {end: len(tokenizer(PROMPT.replace("{text}", "a" * end))["input_ids"]) for end in range(60)}
+    limit = lengths[9] + index.max_length - 1
+    beyond = next(end for end, length in lengths.items() if length > limit)
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": limit}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 5.0], "partial_rotary_factor": 1.0}
+    config: dict[str, Any] = {"original_max_position_embeddings": limit, "max_position_embeddings": 256}
+    model = build("phi3", config={"vocab_size": 512, "eos_token_id": 0, "rope_parameters": rope, **config})
+    texts = ["a" * end for end in (1, beyond, 9, 59)]
+    found = classify(model, tokenizer, texts, index, batch_size=4, **EVERY)
+    for text, answer in zip(texts, found, strict=True):
+        assert difference(answer, plainly(model, text, index)) < LOG_TOL
+    options = {"texts": ["a", "a" * (beyond - 1)], "index": index, **EVERY}
+    with pytest.raises(ValueError, match=rf"texts\[1\] makes a prompt of .* pass max_length={lengths[9]}"):
+        classify(model, tokenizer, **options)
+    classify(model, tokenizer, max_length=lengths[9], **options)
+
+
 def test_no_label_follows_the_tokenizers_own_end_token() -> None:
     model, tokenizer, index = model_of("llama"), pickle.loads(pickle.dumps(tokenizer_of("bpe"))), index_of()
     expected = classify(model, tokenizer, TEXTS, index)
@@ -296,12 +352,14 @@ def test_progress_is_logged_without_a_terminal(caplog: pytest.LogCaptureFixture)
     assert caplog.messages[-1].startswith("Classifying: 3 of 3 texts (100.0%)")
 
 
-@pytest.mark.parametrize("nodes", [0, 100])
-def test_logits_that_are_no_numbers_are_an_error_and_not_none_of_them(nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("score", "broken", "nodes"), [("sum", 3, 9), ("sum", 3, 100), ("renormalized", slice(300), 9)]
+)
+def test_logits_that_are_no_numbers_are_an_error_and_not_none_of_them(score: Any, broken: Any, nodes: int) -> None:
     model = model_of("llama")
-    model.lm_head.weight.data[3] = torch.nan
-    with pytest.raises(ValueError, match=r"model gives logits that are no numbers, in torch.float32"):
-        classify(model, tokenizer_of("bpe"), TEXTS, index_of(), max_tree_nodes=nodes)
+    model.lm_head.weight.data[broken] = torch.nan
+    with pytest.raises(ValueError, match="model gives logits that are no numbers, in torch.float32"):
+        classify(model, tokenizer_of("bpe"), TEXTS, index_of(), max_tree_nodes=nodes, score=score)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +385,15 @@ def test_logits_that_are_no_numbers_are_an_error_and_not_none_of_them(nodes: int
         ({"top_k": 0}, "top_k=0, expected 1 or more"),
         ({"batch_size": 0}, "batch_size=0, expected 1 or more"),
         ({"num_beams": 1.5}, "num_beams=1.5, expected 1 or more"),
-        ({"max_tree_nodes": -1}, "max_tree_nodes=-1, expected 0"),
-        ({"neutral_text": 3}, "neutral_text=3, expected None or a string"),
-        ({"tolerance": 2}, "tolerance=2, expected a relative error"),
+        ({"max_tree_nodes": 0}, "max_tree_nodes=0, expected 1 or more"),
+        ({"score": "best"}, "score='best', expected one of 'renormalized', 'sum', 'mean', 'pmi'"),
+        ({"neutral_text": 3, "score": "pmi"}, "neutral_text=3 with score='pmi', expected a string"),
+        ({"neutral_text": "N/A"}, "neutral_text='N/A' with score='renormalized', expected a string with score='pmi'"),
+        (
+            {"threshold": 0.5, "score": "pmi", "max_tree_nodes": 9},
+            "threshold=0.5 with score='pmi', of a set of .* nodes",
+        ),
+        ({"tolerance": 2}, "tolerance=2, expected the share"),
         ({"hierarchy": 3}, "hierarchy=3, expected what is between the levels"),
         ({"hierarchy": {"Sports": []}}, r"hierarchy\['Technology'\] is None, expected the list of its parents"),
         ({"separator": ";"}, "separator=';' and max_labels=None, expected both"),

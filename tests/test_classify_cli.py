@@ -65,7 +65,7 @@ def test_the_table_is_what_classify_returns(folder: Path, table: str) -> None:
     for row, ranked, (top,) in zip(rows, expected, expected.parents, strict=True):
         assert row["labels"] == [label for label, _ in ranked]
         assert row["probabilities"] == pytest.approx([probability for _, probability in ranked], rel=1e-4)
-        assert row["parents"] == [top[0][0]] == ["Technology"]
+        assert row["parents"] == [top[0][0]]
         assert row["parent_probabilities"] == pytest.approx([top[0][1]], rel=1e-4)
     facts = json.loads(run(folder, *options, "--no-progress", "--json", table=table))
     assert (facts["method"], facts["num_nodes"]) == ("exact", expected.num_nodes)
@@ -77,7 +77,17 @@ def test_answers_of_several_labels_are_lists(folder: Path) -> None:
     assert "searched by beams" in shown
     rows = pq.read_table(folder / "out.parquet").to_pylist()
     assert [row["row"] for row in rows] == [0, 1, 2]
+    assert all(len(row["each"]) == len(row["each_probabilities"]) == 2 for row in rows)
     assert all(len(row["labels"]) == 2 and isinstance(row["labels"][0], list) for row in rows)
+
+
+def test_rows_without_a_text_are_skipped_if_asked(folder: Path) -> None:
+    shown = run(folder, "--on-error", "skip", "--score", "mean", "--max-tree-nodes", "5", table="gap.parquet")
+    assert "1 texts, 3 labels" in shown
+    found, skipped = pq.read_table(folder / "out.parquet").to_pylist()
+    assert (found["error"], skipped) == (None, dict.fromkeys(found) | {"row": 1, "error": "no text"})
+    assert sum(found["probabilities"]) == pytest.approx(1 - found["mass_left"])
+    assert f"{found['mass_left']:.2g} of the probability" in shown
 
 
 @pytest.mark.parametrize(
@@ -88,7 +98,7 @@ def test_answers_of_several_labels_are_lists(folder: Path) -> None:
         (["--target", "right"], "no column 'right'"),
         (["--top-k", "0"], "top_k=0, expected 1 or more"),
         (["--separator", ";"], "separator=';' and max_labels=None, expected both"),
-        (["--tolerance", "3"], "tolerance=3.0, expected a relative error"),
+        (["--tolerance", "3"], "tolerance=3.0, expected the share"),
         (["--output", "nowhere/at/all.parquet"], "is no folder to write to"),
         (["--output", "out.csv"], "output='out.csv', expected a name that ends in .parquet"),
         (["--id", "labels"], "id='labels' is also a column of the output"),

@@ -210,8 +210,29 @@ def test_labels_of_a_file(tmp_path: Path) -> None:
         expected = ConstraintIndex.from_labels(["sports", "science", "politics"], tokenizer, prefix=prefix)
         assert items_of(index) == items_of(expected)
         index.check_tokenizer(tokenizer)
+    (tmp_path / "tickets.csv").write_text("text,label,kind\na,sports,x\nb,science,y\nc,sports,z\nd,politics,x\n")
+    assert items_of(build(tmp_path, tmp_path / "tickets.csv", *options)) == items_of(
+        ConstraintIndex.from_labels(["sports", "science", "politics"], tokenizer)
+    )
+    kinds = build(tmp_path, tmp_path / "tickets.csv", *options, "--item-id", "kind")
+    assert items_of(kinds) == items_of(ConstraintIndex.from_labels(["x", "y", "z"], tokenizer))
     labels.write_bytes("café".encode("latin-1"))
     assert "labels.txt: it is no UTF-8 text" in fail("build", labels, *options, "-o", tmp_path / "other")
+
+
+def test_labels_of_a_workbook(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    tokenizer_of("bpe").save_pretrained(tmp_path / "tokenizer")
+    book = openpyxl.Workbook()
+    for row in (["text", "label"], ["a", "sports"], ["b", None], ["c", "science"], ["d", "sports"]):
+        book.active.append(row)
+    book.save(tmp_path / "labels.xlsx")
+    options = (tmp_path / "labels.xlsx", "--labels", "--tokenizer", tmp_path / "tokenizer")
+    index = ConstraintIndex.from_labels(["sports", "science"], tokenizer_of("bpe"))
+    assert items_of(build(tmp_path, *options)) == items_of(index)
+    assert "no column 'name', expected one of" in fail(
+        "build", *options, "--item-id", "name", "-o", tmp_path / "other"
+    )
 
 
 TABLE = 'sequence,item_id,c0,c1\n"5 7",ham,5,7\n"5 8",jam,5,8\n'
@@ -240,9 +261,10 @@ def test_build_from_a_table(tmp_path: Path) -> None:
         ("items.csv", ["--codes", "x", "--offset", 0], "name it with codes="),
         ("items.csv", ["--sequence", "sequence", "--offset", 0], "sequence= and offset= are given, expected one"),
         ("items.csv", ["--delimiter", ";"], "pass delimiter=',', if that separates the columns"),
-        ("items.csv", ["--labels"], "is a table, expected a text file of one label a line"),
+        ("items.csv", ["--labels"], "holds labels, expected --tokenizer NAME"),
+        ("rows.npy", ["--labels"], "is npy, expected a text file of one label a line, or a table"),
         ("items.csv", ["--tokenizer", "/no"], "tokenizer='/no' cannot be read"),
-        ("labels.txt", [], "is txt, expected --labels"),
+        ("labels.txt", [], "is txt, expected --labels, or another --format"),
         ("labels.txt", ["--labels"], "holds labels, expected --tokenizer NAME"),
         ("labels.txt", ["--labels", "--eos-token-id", 3], "eos_token_id= is no option for labels, and"),
         ("rows.npy", ["--level-sizes", "1"], "level_sizes= is no option for an array of tokens, and"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import build
@@ -94,26 +95,50 @@ def test_samples_are_answers_and_a_text_is_a_separator() -> None:
     assert all(len(set(items)) == len(items) for items in out.item_ids)
 
 
-def test_classify_ranks_answers() -> None:
-    """All answers of two labels are found, and each is as probable as generate says."""
+@pytest.mark.parametrize("score", ["sum", "renormalized", "mean", "pmi"])
+def test_classify_ranks_sets_of_labels(score: Any) -> None:
+    """All answers of two labels are found; "A;B" and "B;A" are one, as probable as generate says of both together."""
     tokenizer, model = tokenizer_of("bpe"), model_of("llama", 512)
     labels = ["Sports", "Science", "Deep learning"]
     index = ConstraintIndex.from_labels(labels, tokenizer)
-    several: dict[str, Any] = {"separator": ";", "max_labels": 2, "num_beams": 40}
-    how: dict[str, Any] = {"top_k": None, "prompt": "{text}:", **several}
-    found = classify(model, tokenizer, ["a", "sports"], index, **how)
-    assert found.method == "beams"
-    every = {(one,) for one in labels} | {(one, other) for one in labels for other in labels if one != other}
-    for text, ranked in zip(["a", "sports"], found, strict=True):
-        assert {answer for answer, _ in ranked} == every
+    several: dict[str, Any] = {"separator": ";", "max_labels": np.int64(2), "num_beams": 40}
+    how: dict[str, Any] = {"top_k": None, "prompt": "{text}:", "score": score, **several}
+    renormalize = score == "renormalized"
+
+    def summed(text: str) -> tuple[dict[frozenset[str], float], dict[frozenset[str], int]]:
+        beams = {"num_return_sequences": 9, "length_penalty": 0.0, "renormalize_logits": renormalize, **DETAILS}
         inputs = tokenizer(f"{text}:", return_tensors="pt")
-        beams = {"num_return_sequences": 9, "length_penalty": 0.0, **DETAILS}
         out = model.generate(**inputs, constraint_index=index, tokenizer=tokenizer, **several, **beams)
-        assert [tuple(items) for items in out.item_ids] == [answer for answer, _ in ranked]
-        expected = out.sequences_scores.double().softmax(0).tolist()
-        assert max(abs(math.log(p / q)) for (_, p), q in zip(ranked, expected, strict=True)) < SCORE_TOL
-    (calibrated,) = classify(model, tokenizer, ["N/A"], index, neutral_text="N/A", **how)
-    assert [probability for _, probability in calibrated] == pytest.approx([1 / 9] * 9, rel=SCORE_TOL)
+        rows = out.sequences[:, inputs["input_ids"].shape[1] :]
+        sums: dict[frozenset[str], float] = {}
+        sizes: dict[frozenset[str], int] = {}
+        for items, row, own in zip(out.item_ids, rows.tolist(), out.sequences_scores.double().tolist(), strict=True):
+            sums[frozenset(items)] = float(np.logaddexp(sums.get(frozenset(items), -math.inf), own))
+            sizes[frozenset(items)] = row.index(EOS) + 1
+        return sums, sizes
+
+    found = classify(model, tokenizer, ["a", "sports"], index, **how)
+    assert (found.method, found.each is not None) == ("beams", True)
+    for number, (text, ranked) in enumerate(zip(["a", "sports"], found, strict=True)):
+        sums, sizes = summed(text)
+        priors = summed("N/A")[0]
+        scores = {
+            answer: own / sizes[answer] if score == "mean" else own - priors[answer] if score == "pmi" else own
+            for answer, own in sums.items()
+        }
+        left, total = 1 - sum(map(math.exp, sums.values())), sum(map(math.exp, scores.values()))
+        assert found.mass_left[number] == pytest.approx(max(left, 0), abs=1e-5)
+        expected = {answer: (1 - left) * math.exp(own) / total for answer, own in scores.items()}
+        assert {frozenset(answer): p for answer, p in ranked} == pytest.approx(expected, rel=SCORE_TOL)
+        each = {label: sum(p for answer, p in ranked if label in answer) for label in labels}
+        assert dict(found.each[number] if found.each else []) == pytest.approx(each)
+
+
+def test_an_answer_has_no_more_labels_than_there_are() -> None:
+    several: dict[str, Any] = {"max_labels": 10**6, "num_beams": 2}
+    assert (
+        generate(**several).sequences.tolist() == generate(**{**several, "max_labels": len(NAMES)}).sequences.tolist()
+    )
 
 
 @pytest.mark.parametrize(

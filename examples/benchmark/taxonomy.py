@@ -10,8 +10,8 @@ Ways to an answer:
 
 - prompt only: greedy; valid if it is a label up to case and punctuation; of several, if all are and none comes twice;
 - prompt and matching: what was written, or else the label most similar to it, if one is similar enough;
-- greedy constrained: the search of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy";
-- `classify`: 5 beams, or of few labels all that matter scored ("scored"), or calibrated too (`neutral_text="N/A"`).
+- `classify` by each score: renormalized, and of few labels sum, mean and PMI, for which all nodes are scored, once for
+  the three; of several labels 5 beams.
 
     python examples/benchmark/taxonomy.py         # two hours of one core; resumes
     python examples/benchmark/taxonomy.py --fast  # a tiny model and made-up tickets, seconds
@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,23 +42,23 @@ from taxonomy_sets import MOST, SEPARATOR, LabelSet, code_sets, ticket_sets
 from taxonomy_training import Recipe, digest, make_rows, train
 
 from hf_gr import ConstraintIndex, classify
+from hf_gr.classification import label_search
+from hf_gr.classification.label_search import Found, TreeSearch
 from hf_gr.classification.result import RankedLabels, read_hierarchy
 
 # On the path since taxonomy_sets.
-from classify_codes import LISTED, PACKAGES, Task, alike, load, make_prompt, words, write_freely  # isort: skip
+from classify_codes import PACKAGES, Task, alike, load, make_prompt, words, write_freely  # isort: skip
 from fine_tune_classifier import tiny_model  # isort: skip
 
 BEFORE, AFTER = "as it is", "fine-tuned"
-FREE, MATCHED, GREEDY, BEAMS = "prompt only", "prompt and matching", "greedy constrained", "5 beams"
-SCORED, CALIBRATED, CALIBRATED_BEAMS = "scored", "scored, calibrated", "5 beams, calibrated"
-BATCH, DRAWS = 32, 2000
-MANY = 10**7  # max_tree_nodes: no set is too large to be scored
+FREE, MATCHED, BEAMS = "prompt only", "prompt and matching", "5 beams"
+RENORMALIZED, SCORES = "renormalized", ("sum", "mean", "pmi")
+BATCH, DRAWS = 16, 2000
+SCORED = 100  # labels of sets that are scored in full
 OPTIONS: dict[str, dict[str, Any]] = {
-    GREEDY: {"num_beams": 1, "top_k": 1, "max_tree_nodes": 0},
-    BEAMS: {"num_beams": 5, "max_tree_nodes": 0},
-    SCORED: {"max_tree_nodes": MANY},
-    CALIBRATED: {"max_tree_nodes": MANY, "neutral_text": "N/A"},
-    CALIBRATED_BEAMS: {"num_beams": 5, "max_tree_nodes": 0, "neutral_text": "N/A"},
+    RENORMALIZED: {},
+    **{score: {"score": score, "tolerance": 0.0} for score in SCORES},
+    BEAMS: {"num_beams": 5},
 }
 RECIPE = Recipe(
     examples=(1500, 1000, 2500, 1000, 1000),
@@ -70,14 +70,27 @@ RECIPE = Recipe(
 FAST_RECIPE = Recipe((1000, 1000, 1000), frozen=0, batch_size=16, learning_rate=5e-3, seed=0)
 
 
-def ways_of(one: LabelSet, model: str) -> list[str]:
-    """The ways that are measured: all labels are scored where they are few."""
-    common = [FREE, MATCHED, GREEDY]
-    if one.kind == "flat" and len(one.labels) <= LISTED:
-        return [*common, SCORED, CALIBRATED]
-    if model == BEFORE:
-        return [*common, CALIBRATED_BEAMS] if one.kind == "flat" else common
-    return [*common, BEAMS]
+def ways_of(one: LabelSet) -> list[str]:
+    """The ways that are measured."""
+    if one.several:
+        return [FREE, MATCHED, BEAMS]
+    return [FREE, MATCHED, RENORMALIZED, *(SCORES if len(one.labels) <= SCORED else ())]
+
+
+class Remembered(TreeSearch):
+    """A search whose results are kept: sum, mean and PMI are of the same log-probabilities."""
+
+    known: ClassVar[dict[tuple[bytes, int], list[Found]]] = {}
+
+    def find(self, prompts: Any) -> list[Found]:
+        """See `TreeSearch.find`."""
+        key = prompts[0].tobytes(), self.tree.num_nodes
+        if key not in self.known:
+            self.known[key] = super().find(prompts)
+        return self.known[key]
+
+
+label_search.TreeSearch = Remembered
 
 
 class Reader:
@@ -236,7 +249,7 @@ class Experiment:
     def run(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
         """One row for every way."""
         rows: list[dict[str, Any]] = []
-        for way in ways_of(self.one, self.model):
+        for way in ways_of(self.one):
             if way in (FREE, MATCHED):
                 kept = self.written(model, tokenizer)
                 read = self.reader.labels if self.one.several else self.reader.label
@@ -245,7 +258,7 @@ class Experiment:
             else:
                 kept = self.ranked(way, model, tokenizer)
                 best = kept["found"]["labels"]
-                row = measures(self.one, [labels[0] for labels in best], None if way == GREEDY else best)
+                row = measures(self.one, [labels[0] for labels in best], best)
                 row |= {"method": kept["found"]["method"], "nodes": kept["found"]["nodes"]}
             named = {"set": self.one.name, "kind": self.one.kind, "labels": len(self.one.labels), "model": self.model}
             seconds = kept["seconds"] / len(self.texts)

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`classify`: texts to ranked labels. Checks what it is given; scores nothing itself.
 
-A call turns texts into padded prompts (`prompts`), prompts into log-probabilities of label sequences (of all or of
-those that matter by `label_search`, of the best that beams find by `beam_search`), and those into ranked labels.
+A call turns texts into padded prompts (`prompts`), prompts into log-probabilities of label sequences (`label_search`;
+of several labels `beam_search`), and those into scores and ranked labels.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +20,17 @@ from hf_gr.catalogue.labels import check_is_tokenizer
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.catalogue.sequences import check_is_unicode, is_integer
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.catalogue.trie import build_trie
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.defaults import LOGITS_AT_ONCE
-from hf_gr.generation.messages import say_once
 from hf_gr.generation.prompts import padding_side
 
 from .prompts import PromptEncoder, prompt_room
 from .result import Ranked, RankedLabels, read_hierarchy
 
+Score = Literal["renormalized", "sum", "mean", "pmi"]
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
+NEUTRAL_TEXT = "N/A"
 
 
 def classify(
@@ -40,6 +41,7 @@ def classify(
     *,
     top_k: int | None = 5,
     prompt: str = DEFAULT_PROMPT,
+    score: Score = "renormalized",
     threshold: float | None = None,
     neutral_text: str | None = None,
     hierarchy: str | Mapping[str, Sequence[str]] | None = None,
@@ -54,22 +56,35 @@ def classify(
 ) -> RankedLabels:
     """Rank the labels of an index for every text.
 
-    A label's probability is that of the model writing it after the prompt, end token included: a product over the full
-    vocabulary, as all scores are. It is then divided by the sum over all labels of the index (its living ones:
-    `index.where` narrows it down), so that the probabilities of a text sum to one. Labels that tokenize alike are one
-    sequence, and share its probability equally.
+    `score` says by what. With the tokens `y_1 ... y_T` of a label, its end token included, after the prompt of a text
+    `x`, and `P` the model's probabilities over its full vocabulary:
 
-    How labels are found depends on the inner nodes of the label set (distinct proper prefixes of its labels; a phrase
-    adds about four), and the result's `method` says it:
+    - `"renormalized"`: `sum_t log(P(y_t | x, y_<t) / sum_v P(v | x, y_<t))`, with `v` all tokens by which some label
+      continues `y_<t`. Tokens without an alternative cost nothing, and are not read where a label needs no more.
+    - `"sum"`: `log P(y | x) = sum_t log P(y_t | x, y_<t)`, that the model writes the label. It favours short ones.
+    - `"mean"`: `log P(y | x) / T`.
+    - `"pmi"`: `log P(y | x) - log P(y | n)`, with the prompt of `neutral_text` for `n`: what the text adds to it.
+      Labels that the model tends to write anyway, such as short ones, have no advantage. `P(y | n)` is computed once
+      for a model, as long as its weights stay.
+
+    A label's probability is the softmax of the scores over all labels of the index (its living ones: `index.where`
+    narrows it down). Labels that tokenize alike are one sequence, and share its probability equally.
+
+    Not all labels need be visited. Every answer says in `mass_left` the largest share that all others can have (of the
+    sum of `P(y | x)`, or of that renormalized). Probabilities count it, and add up to `1 - mass_left`: those of
+    `"renormalized"` and `"sum"` are lower bounds, and too small by a factor of `1 - mass_left` at most. `"mean"` and
+    `"pmi"` rank what was visited, the most probable labels by `"sum"`, and are no bounds then.
+
+    How labels are found depends on the nodes of the label set (distinct proper prefixes of its labels; a phrase adds
+    about four), and the result's `method` says it:
 
     - `"exact"`: every node is scored: one prefill and one forward over those nodes, or several where the logits of one
-      would take more than 256 MB. Small sets, `top_k=None`, `tolerance=0`, a neutral text.
+      would take more than 256 MB; `mass_left` is 0. Small sets; also `top_k=None`, `tolerance=0`, means and PMI, for
+      sets of at most `max_tree_nodes`.
     - `"bounded"`: the nodes are scored from the most probable one on, until all labels that are left are together at
-      most `tolerance` times as probable as those found. Labels of at least that probability are all there, in the
-      exact order, and no probability is too large by more than that share. Sets of more nodes than one forward scores.
-    - `"beams"`: sets of more than `max_tree_nodes` nodes are searched by a constrained beam search. It may miss
-      labels; those that it does not return count as impossible, so its probabilities are divided by the sum over what
-      was *found*, and are upper bounds of the exact ones. Answers of several labels are always found so.
+      most `tolerance` times as probable as those found: labels of at least that probability are all there, in exact
+      order. Or until `max_tree_nodes` of a text are scored: `mass_left` says what that is worth.
+    - `"beams"`: answers of several labels, by a constrained beam search.
 
     Args:
         model: a language model of transformers in PyTorch, decoder-only or encoder-decoder; it need not be enabled. It
@@ -77,37 +92,39 @@ def classify(
         tokenizer: the model's, with which the index was built.
         texts: what to classify.
         index: of `ConstraintIndex.from_labels`, or any index whose item ids are strings.
-        top_k: the most labels of one text; None for all that were scored.
+        top_k: the most labels of one text; None for all that were found.
         prompt: what the model reads, with `{text}` in the text's place, to be followed by a label. For a chat model:
             `tokenizer.apply_chat_template(..., tokenize=False, add_generation_prompt=True)`. Other braces are literal.
-        threshold: labels with a smaller probability are omitted. No label at all means "none of them".
-        neutral_text: a text without content, such as "N/A". Every label's probability is first divided by the one
-            that it has after this text, so that labels that the model tends to write anyway, such as short ones, have
-            no advantage (contextual calibration). With beams, only the labels that they found are ranked again.
+        score: by what labels are ranked, see above.
+        threshold: labels and parents with a smaller probability are omitted. No label at all means "none of them". Not
+            with means and PMI of sets that are not scored in full: nothing bounds their probabilities.
+        neutral_text: a text without content, of PMI; by default "N/A".
         hierarchy: for labels that are paths, such as "Technology > AI", the text between their levels; or for every
             label the list of its parents, the topmost first. The result then has the probabilities of `parents`, and
             its `metrics` are by level.
         separator: for answers of several labels, none twice: the text or token ids between two of them. Every
-            "label" of the result is then a tuple of labels. Labels include the space before them: ",", not ", ".
+            "label" of the result is then a tuple of labels, which has the probability of all its orders that were
+            found; `each` has that of every label. Labels include the space before them: ",", not ", ".
         max_labels: the most labels of one answer; expected with `separator`.
-        batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left.
-        max_tree_nodes: the largest label set that is not searched by beams; 0 for beams in any case.
-        tolerance: the largest relative error of a bounded search, 0 to 1; 0 scores every label.
-        num_beams: of the search in larger sets, which finds as many labels; `top_k` of them, if that is more.
+        batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left. Fewer where
+            the keys of all nodes would take more than 4 GB.
+        max_tree_nodes: the most nodes that are scored for a text.
+        tolerance: what a bounded search may leave, 0 to 1; 0 scores every label.
+        num_beams: of answers of several labels; `top_k` of them, if that is more.
         max_length: the longest prompt in tokens, by default what model and tokenizer allow. A longer one loses the end
             of its text, never of the template.
         progress: show a bar on a terminal or in a notebook; elsewhere the logger `hf_gr.progress` has a line a minute.
 
     Returns:
-        For every text its labels with their probabilities, the most probable first: a list of lists, which also says
-        how they were found, and has `metrics(expected)`.
+        For every text its labels with their probabilities, the best first: a list of lists, which also says how they
+        were found and what was left, and has `metrics(expected)` and `to_pandas()`.
 
     Raises:
         ValueError: before any work: no text, or one that is not a string; a prompt without `{text}`, too long by
             itself, or ending with a space although labels begin with theirs; an index without labels, without living
             ones, or of another tokenizer or vocabulary; numbers out of range; a hierarchy without some label; a
-            separator that is also inside a label, or without `max_labels`. And during the work: a model whose logits
-            are not numbers.
+            separator that is also inside a label, or without `max_labels`; prompts at whose end the model's rotary
+            angles change (LongRoPE). And during the work: a model whose logits are not numbers.
 
     Example:
         A tokenizer of single bytes, and a model with random weights:
@@ -127,13 +144,15 @@ def classify(
         >>> sorted([first[0], second[0]]), first[1] >= second[1], round(first[1] + second[1], 6)
         (['Science', 'Sports'], True, 1.0)
 
-    Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which decodes one label of one text; the
-    neutral text is that of Zhao et al., "Calibrate Before Use: Improving Few-Shot Performance of Language Models".
+    Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which decodes one label of one text. PMI:
+    Holtzman et al. 2021, "Surface Form Competition" (PMI-DC, section 3), and as contextual calibration, with "N/A" for
+    the text, Zhao et al. 2021, "Calibrate Before Use". Neither helps all models: Wiegreffe et al. 2023, "Increasing
+    Probability Mass on Answer Choices Does Not Always Improve Accuracy".
     """
     from hf_gr.generation.torch.logits_process import read_several
 
     from .beam_search import BeamSearch
-    from .label_search import Prior, TreeSearch, num_inner_nodes
+    from .label_search import KEYS_AT_ONCE, LabelTree, Prior, TreeSearch
     from .model import LabelModel
 
     read_texts = _check_texts(texts)
@@ -142,9 +161,8 @@ def classify(
     config, vocab_size = asked.config, asked.vocab_size
     check_tokens_of_catalogue(snapshot, vocab_size, name="index")
     counts = {"top_k": 1 if top_k is None else top_k, "batch_size": batch_size, "num_beams": num_beams}
-    _check_numbers(counts, max_tree_nodes, threshold, tolerance)
-    if neutral_text is not None and not isinstance(neutral_text, str):
-        raise ValueError(f"neutral_text={neutral_text!r}, expected None or a string")
+    _check_numbers({**counts, "max_tree_nodes": max_tree_nodes}, threshold, tolerance)
+    _check_score(score, neutral_text)
     if (separator is None) != (max_labels is None):
         raise ValueError(
             f"separator={separator!r} and max_labels={max_labels!r}, expected both, for answers of several labels, or "
@@ -156,78 +174,121 @@ def classify(
         if hierarchy is not None:
             raise ValueError("hierarchy and separator are given, expected one of them: an answer has several parents")
         check_tokens_of_catalogue(answers, vocab_size, name="separator")
-    path_of = read_hierarchy(hierarchy, index.item_ids if isinstance(hierarchy, Mapping) else ())
-    room = prompt_room(config, tokenizer, (answers and answers.longest_answer) or snapshot.max_length, max_length)
+    path_of = read_hierarchy(hierarchy, index.item_ids)
+    longest = (answers and answers.longest_answer) or snapshot.max_length
+    room = prompt_room(config, tokenizer, longest, max_length)
     side = padding_side(is_encoder_decoder=config.is_encoder_decoder)
     encoder = PromptEncoder.of(prompt, tokenizer, snapshot, room, side)
-    trie = snapshot.trie if snapshot.alive is None else build_trie(snapshot.rows())[0]
-    num_nodes, num_beams = num_inner_nodes(trie), max(num_beams, top_k or 1)
+    tree = LabelTree.of_labels(snapshot, is_short=score == "renormalized")
+    by_mass = score in ("renormalized", "sum")  # what is not visited is bounded
 
     prompts = encoder.encode(read_texts)
     # Longest first: what does not fit fails at once, and neighbours need little padding.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
-    batch_size = min(batch_size, len(prompts))
-    if answers is not None or num_nodes > max_tree_nodes:
-        if answers is None and max_tree_nodes:
-            say_once(
-                f"{len(index):,} labels have {num_nodes:,} nodes, more than max_tree_nodes={max_tree_nodes:,}: "
-                f"searching them by {num_beams} beams, which may miss labels"
-            )
-        search = BeamSearch(asked, snapshot, num_beams=num_beams, answers=answers)
+    most = KEYS_AT_ONCE // (min(tree.num_nodes, max_tree_nodes) * asked.bytes_of_keys + 1)
+    batch_size = max(min(batch_size, len(prompts), most), 1)
+    batches = asked.batches(order, [len(one) for one in prompts], longest, batch_size)
+    if answers is not None:
+        beams = max(num_beams, top_k or 1)
+        search = BeamSearch(asked, snapshot, answers, num_beams=beams, renormalizes=score == "renormalized")
     else:
-        # If one forward can score all nodes, no search is needed; calibration may favour the least probable label.
-        is_large = num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
-        is_bounded = is_large and top_k is not None and neutral_text is None
-        search = TreeSearch(
-            asked, trie, snapshot.items_of, tolerance=tolerance if is_bounded else 0.0, at_least=top_k or 1
+        # If one forward can score all nodes, no search is needed; means and PMI may favour the least probable label.
+        is_large = tree.num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
+        is_bounded = is_large and top_k is not None and by_mass or tree.num_nodes > max_tree_nodes
+        how: dict[str, Any] = {"tolerance": tolerance if is_bounded else 0.0, "at_least": top_k or 1}
+        renormalizes = score == "renormalized"
+        search = TreeSearch(asked, tree, renormalizes=renormalizes, max_nodes=max_tree_nodes, **how)
+    if threshold is not None and not by_mass and search.method != "exact":
+        raise ValueError(
+            f"threshold={threshold} with score={score!r}, of a set of {tree.num_nodes:,} nodes that is not scored in "
+            "full, expected None, since nothing bounds its probabilities: raise max_tree_nodes, or pass score='sum'"
         )
-    prior = None if neutral_text is None else Prior(asked, encoder.pad(encoder.encode([neutral_text])))
     ranked: list[Ranked] = [[] for _ in prompts]
-    num_scored = [0] * len(prompts)
+    each: list[Ranked] = [[] for _ in prompts]
     parents: list[list[Ranked]] = [[] for _ in prompts]
+    mass_left, num_scored = [0.0] * len(prompts), [0] * len(prompts)
     with (
         asked.evaluation(),
         progress_bar("Classifying", lambda: len(prompts), unit="texts", shown=progress) as advance,
     ):
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        prior = None
+        if score == "pmi":
+            prior = Prior(asked, encoder.pad(encoder.encode([NEUTRAL_TEXT if neutral_text is None else neutral_text])))
+        for rows in batches:
             batch = search.find(encoder.pad([prompts[row] for row in rows]))
             for row, found in zip(rows, batch, strict=True):
-                log_probs = found.log_probs.astype(np.float64)
-                if prior is not None:
-                    log_probs = log_probs - prior.of(found.rows)
-                every = _rank(log_probs, found.labels, asked.dtype)
-                ranked[row] = [one for one in every if one[1] >= (threshold or 0.0)][:top_k]
-                num_scored[row] = found.num_scored
+                if not len(found.rows):
+                    raise ValueError(asked.broken)
+                log_probs, priors = found.log_probs, None if prior is None else prior.of(found.rows)
+                labels, lengths = found.labels, (found.rows >= 0).sum(axis=1)
+                if answers is not None:
+                    labels, numbers = _as_sets(labels)
+                    log_probs, lengths = _summed(log_probs, numbers), lengths[np.unique(numbers, return_index=True)[1]]
+                    priors = None if priors is None else _summed(priors, numbers)
+                scores = log_probs if priors is None else log_probs - priors
+                scores = scores / lengths if score == "mean" else scores
+                every = _rank(scores, labels, 1.0 - found.mass_left)
+                ranked[row] = _best(every, threshold, top_k)
+                mass_left[row], num_scored[row] = found.mass_left, found.num_scored
                 if path_of is not None:
-                    parents[row] = [level[:top_k] for level in path_of.parents(every)]
+                    parents[row] = [_best(level, threshold, top_k) for level in path_of.parents(every)]
+                if answers is not None:
+                    each[row] = _best(_of_each(every), threshold, top_k)
             advance(len(rows))
     return RankedLabels(
         ranked,
         method=search.method,
+        score=score,
         num_labels=snapshot.num_items,
-        num_nodes=num_nodes,
+        num_nodes=tree.num_nodes,
         num_scored=num_scored,
+        mass_left=mass_left,
         parents=None if path_of is None else parents,
+        each=None if answers is None else each,
         path_of=path_of,
     )
 
 
-def _rank(log_probs: NDArray[np.float64], labels: Sequence[Sequence[Any]], dtype: Any) -> Ranked:
-    """All labels, the most probable first, each with its share of its sequence's probability."""
+def _rank(scores: NDArray[np.float64], labels: Sequence[Sequence[Any]], total: float) -> Ranked:
+    """All labels, the best first, each with its share of its sequence's probability; together they have a total."""
     shares = np.array([max(len(alike), 1) for alike in labels], dtype=np.float64)
-    if not len(labels) or np.isnan(log_probs).any() or not np.isfinite(log_probs.max()):
-        raise ValueError(
-            f"model gives logits that are no numbers, in {dtype}, expected finite ones: try bfloat16 or float32"
-        )
-    weights = np.exp(log_probs - log_probs.max())
-    probabilities = weights / weights.sum() / shares
+    weights = np.exp(scores - scores.max())
+    probabilities = total * weights / weights.sum() / shares
     best = np.argsort(-probabilities, kind="stable")
     return [
         (label, probability)
         for probability, number in zip(probabilities[best].tolist(), best.tolist(), strict=True)
         for label in labels[number]
     ]
+
+
+def _best(ranked: Ranked, threshold: float | None, top_k: int | None) -> Ranked:
+    """The first ones that are probable enough."""
+    return [one for one in ranked if one[1] >= (threshold or 0.0)][:top_k]
+
+
+def _as_sets(answers: Sequence[Sequence[Any]]) -> tuple[list[Sequence[Any]], list[int]]:
+    """Answers in the order that comes first, and for every answer the number of its set of labels."""
+    sets: dict[frozenset[str], Sequence[Any]] = {}
+    for answer in answers:
+        sets.setdefault(frozenset(answer[0]), answer)
+    numbers = {labels: number for number, labels in enumerate(sets)}
+    return list(sets.values()), [numbers[frozenset(answer[0])] for answer in answers]
+
+
+def _summed(log_probs: NDArray[np.float64], numbers: Sequence[int]) -> NDArray[np.float64]:
+    """The logarithms of sums of probabilities, by number."""
+    sums = np.full(max(numbers) + 1, -np.inf)
+    np.logaddexp.at(sums, numbers, log_probs)
+    return sums
+
+
+def _of_each(answers: Ranked) -> Ranked:
+    """The probability of every label to be in the answer, the largest first."""
+    sums = Counter[str]()
+    for labels, probability in answers:
+        sums.update(dict.fromkeys(labels, probability))  # pyright: ignore[reportArgumentType]
+    return sums.most_common()  # pyright: ignore[reportReturnType]
 
 
 def _check_texts(texts: Any) -> list[str]:
@@ -258,13 +319,18 @@ def _check_index(index: Any, tokenizer: Any) -> Snapshot:
     return snapshot
 
 
-def _check_numbers(counts: dict[str, Any], max_tree_nodes: Any, threshold: Any, tolerance: Any) -> None:
+def _check_score(score: Any, neutral_text: Any) -> None:
+    if score not in get_args(Score):
+        raise ValueError(f"score={score!r}, expected one of {', '.join(map(repr, get_args(Score)))}")
+    if neutral_text is not None and (score != "pmi" or not isinstance(neutral_text, str)):
+        raise ValueError(f"neutral_text={neutral_text!r} with score={score!r}, expected a string with score='pmi'")
+
+
+def _check_numbers(counts: dict[str, Any], threshold: Any, tolerance: Any) -> None:
     for name, value in counts.items():
         if not is_integer(value) or value < 1:
             raise ValueError(f"{name}={value!r}, expected 1 or more")
-    if not is_integer(max_tree_nodes) or max_tree_nodes < 0:
-        raise ValueError(f"max_tree_nodes={max_tree_nodes!r}, expected 0, for beams in any case, or more")
     if threshold is not None and (not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1):
         raise ValueError(f"threshold={threshold!r}, expected a probability from 0 to 1, or None")
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance <= 1:
-        raise ValueError(f"tolerance={tolerance!r}, expected a relative error from 0, for all labels, to 1")
+        raise ValueError(f"tolerance={tolerance!r}, expected the share that may be left, from 0, for all labels, to 1")

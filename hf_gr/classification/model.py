@@ -7,7 +7,7 @@ Axes: B batch, P prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_gr.catalogue.fanout import Longs
-from hf_gr.generation.models import start_token
+from hf_gr.generation.models import growing_angles, start_token
 from hf_gr.generation.torch.layouts import prefilled, takes_tree
-from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
+from hf_gr.generation.torch.models import base_model, decoder_config, evaluation, output_size_of
 from hf_gr.torch.scorers import TreeScorer
 
 Prompts = tuple[Longs, Longs]  # `[B, P]` tokens, and their mask
@@ -53,6 +53,37 @@ class LabelModel:
         """Without gradients; every module is in its own mode again afterwards."""
         with torch.no_grad(), evaluation(self.model):
             yield
+
+    @property
+    def broken(self) -> str:
+        """What is wrong with a model that finds no label at all."""
+        return (
+            f"model gives logits that are no numbers, in {self.dtype}, expected finite ones: try bfloat16 or float32"
+        )
+
+    @property
+    def bytes_of_keys(self) -> int:
+        """About what the keys and values of one token take."""
+        config = decoder_config(self.model)
+        heads = config.num_attention_heads
+        share = getattr(config, "num_key_value_heads", None) or heads
+        return 2 * config.num_hidden_layers * config.hidden_size * share // heads * self.dtype.itemsize
+
+    def batches(
+        self, order: Sequence[int], lengths: Sequence[int], longest: int, batch_size: int
+    ) -> list[Sequence[int]]:
+        """Prompts in their order, so many at a time; LongRoPE turns all of a batch by the angles of its longest."""
+        limit = growing_angles(decoder_config(self.model)).get("longrope")
+        is_beyond = [limit is not None and length > limit for length in lengths]
+        for number, length in enumerate(lengths):
+            if limit is not None and not is_beyond[number] and length + longest - 1 > limit:
+                raise ValueError(
+                    f"texts[{number}] makes a prompt of {length} tokens, and labels have up to {longest}: angles "
+                    f"change in between (rope_type='longrope', original_max_position_embeddings={limit}), expected "
+                    f"all on one side: pass max_length={limit - longest + 1}"
+                )
+        parts = [[row for row in order if is_beyond[row] == is_part] for is_part in (True, False)]
+        return [part[start : start + batch_size] for part in parts for start in range(0, len(part), batch_size)]
 
     def to_device(self, prompts: Prompts) -> tuple[Tensor, Tensor]:
         """Tokens and mask where the model reads them."""

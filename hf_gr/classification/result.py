@@ -40,13 +40,16 @@ class RankedLabels(list[Ranked]):
     """For every text its labels with their probabilities, the most probable first: a list of lists of pairs.
 
     Attributes:
-        method: `"exact"` if all labels were scored; `"bounded"` if those that can matter were (see `tolerance` of
-            `classify`); `"beams"` if a beam search found them: it may miss labels.
+        method: `"exact"` if all labels were scored; `"bounded"` if the most probable ones were; `"beams"` if a beam
+            search found answers of several labels.
+        score: by what they are ranked, see `classify`.
+        mass_left: for every text, the largest share of all probability that labels which were not visited may have.
         num_labels: of the label set.
         num_nodes: inner nodes of the label set: distinct proper prefixes of its labels.
         num_scored: for every text, the nodes that were scored.
-        parents: for every text and level of the hierarchy, the topmost first, the parents with the probability of all
-            labels below them together; None without `hierarchy=`.
+        parents: for every text and level of the hierarchy but the deepest, the topmost first, the parents with the
+            probability of all labels below them together; a label that ends there is one. None without `hierarchy=`.
+        each: for every text, every label with the probability that the answer has it; None without `separator=`.
 
     Example:
         >>> found = RankedLabels([[("Art > Music", 0.9), ("Sport", 0.1)]], method="exact", num_labels=2,
@@ -66,7 +69,10 @@ class RankedLabels(list[Ranked]):
         num_labels: int,
         num_nodes: int,
         num_scored: Sequence[int],
+        score: str = "sum",
+        mass_left: Sequence[float] = (),
         parents: list[list[Ranked]] | None = None,
+        each: list[Ranked] | None = None,
         path_of: PathOf | None = None,
     ) -> None:
         super().__init__(ranked)
@@ -74,16 +80,28 @@ class RankedLabels(list[Ranked]):
         self.num_labels = num_labels
         self.num_nodes = num_nodes
         self.num_scored = list(num_scored)
+        self.score = score
+        self.mass_left = list(mass_left) or [0.0] * len(self)
         self.parents = parents
+        self.each = each
         self.path_of = path_of
 
     def __repr__(self) -> str:
         texts = f"{len(self)} text{'s' * (len(self) != 1)}"
         shown = [f"RankedLabels of {texts} by {self.num_labels:,} labels ({self.num_nodes:,} nodes): {self.method}"]
+        if (left := max(self.mass_left, default=0.0)) > 0:
+            shown[0] += f", at most {left:.2g} left"
         for labels in self[:TEXTS_SHOWN]:
             named = [f"{label!r} {probability:.3g}" for label, probability in labels[:LABELS_SHOWN]]
             shown.append("  " + ", ".join([*named, "..."] if len(labels) > LABELS_SHOWN else named or ["none"]))
         return "\n".join([*shown, "  ..."] if len(self) > TEXTS_SHOWN else shown)
+
+    def to_pandas(self) -> Any:
+        """A row for every label of a text: `text` (its number), `rank` (from 1), `label`, `probability`."""
+        import pandas as pd
+
+        rows = [(text, rank, *one) for text, labels in enumerate(self) for rank, one in enumerate(labels, start=1)]
+        return pd.DataFrame(rows, columns=["text", "rank", "label", "probability"])
 
     def metrics(self, expected: Sequence[str]) -> list[LevelMetrics]:
         """Accuracy and F1 against the right labels.
@@ -148,20 +166,19 @@ class Hierarchy:
     """From a label to its path: by what is between its levels, or by a mapping to its parents, the topmost first."""
 
     of: str | Mapping[str, Sequence[str]]
+    depth: int = 0  # levels of the deepest label of the set
 
     def __call__(self, label: str) -> list[str]:
         """The parents of a label, the topmost first, and itself."""
         return label.split(self.of) if isinstance(self.of, str) else [*self.of.get(label, ()), label]
 
     def parents(self, labels: Iterable[tuple[str, float]]) -> list[Ranked]:
-        """The parents on every level with the sums of their labels, the most probable first."""
-        levels: list[Counter[tuple[str, ...]]] = []
+        """What labels are of on every level but the deepest, with their sums, the most probable first."""
+        levels = [Counter[tuple[str, ...]]() for _ in range(1, self.depth)]
         for label, probability in labels:
             path = tuple(self(label))
-            for level in range(1, len(path)):
-                if len(levels) < level:
-                    levels.append(Counter())
-                levels[level - 1][path[:level]] += probability  # pyright: ignore[reportArgumentType]
+            for level, sums in enumerate(levels[: len(path)], start=1):
+                sums[path[:level]] += probability  # pyright: ignore[reportArgumentType]
         return [
             [
                 (self.of.join(path) if isinstance(self.of, str) else path[-1], total)
@@ -176,12 +193,13 @@ def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> Hierarchy | None:
     if hierarchy is None:
         return None
     if isinstance(hierarchy, str) and hierarchy:
-        return Hierarchy(hierarchy)
+        return Hierarchy(hierarchy, max((label.count(hierarchy) + 1 for label in labels), default=0))
     if not isinstance(hierarchy, Mapping):
         raise ValueError(
             f"hierarchy={hierarchy!r}, expected what is between the levels of a label, such as ' > ', or a mapping "
             "from every label to the list of its parents"
         )
+    depth = 0
     for label in labels:
         parents = hierarchy.get(label)
         if isinstance(parents, str) or not isinstance(parents, Sequence):
@@ -189,4 +207,5 @@ def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> Hierarchy | None:
                 f"hierarchy[{label!r}] is {parents!r}, expected the list of its parents, the topmost first; [] for "
                 "none"
             )
-    return Hierarchy({label: [*hierarchy[label]] for label in labels})
+        depth = max(depth, len(parents) + 1)
+    return Hierarchy({label: [*hierarchy[label]] for label in labels}, depth)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ from hf_gr.tables.table import Table, is_text
 
 from .result import RankedLabels
 
-OUTPUT_COLUMNS = ("labels", "probabilities", "parents", "parent_probabilities")
+OUTPUT_COLUMNS = (
+    *("labels", "probabilities", "mass_left", "parents", "parent_probabilities", "each", "each_probabilities"),
+    "error",
+)
 WINDOW_ROWS = 2**16
 
 
-def read_texts(texts: Any, *, text: str, id: str | None = None, target: str | None = None, **how: Any) -> Any:
-    """The rows of a table of texts, as one Arrow table.
+def read_texts(
+    texts: Any, *, text: str, id: str | None = None, target: str | None = None, may_lack: bool = False, **how: Any
+) -> Any:
+    """The rows of a table of texts, as one Arrow table; some `may_lack` a text.
 
     Columns: `text`, `target` (the right labels), and `id`, which names a row in the output in place of its number.
     """
@@ -35,34 +41,45 @@ def read_texts(texts: Any, *, text: str, id: str | None = None, target: str | No
             values = rows.columns.column(name)
             if not is_text(values.type):
                 raise ValueError(rows.problem_of_type(name, "texts: name another column"))
-            if values.null_count:
+            if values.null_count and not (may_lack and name == text):
                 row = rows.cells(name).index(None)
-                raise ValueError(rows.problem(name, row, None, "a text: drop the row"))
+                raise ValueError(rows.problem(name, row, None, "a text: drop the row, or pass --on-error skip"))
         windows.append(rows.columns)
     if not windows:
         raise ValueError(f"{table.name} has no row, expected at least one text")
     return pa.concat_tables(windows)
 
 
-def write_ranked(file: Path, table: Any, id: str | None, ranked: RankedLabels) -> None:
-    """Write the labels of every row as Parquet: all of it, or nothing.
+def write_ranked(file: Path, table: Any, id: str | None, ranked: RankedLabels, rows: Sequence[int]) -> None:
+    """Write the labels of every row as Parquet: all of it, or nothing. `rows` are those that were ranked.
 
-    Columns: the ids (`row`, their number, without any), `labels` and `probabilities` (lists, the most probable first;
-    an answer of several labels is a list of labels), with a hierarchy also `parents` and `parent_probabilities`: the
-    most probable one of every level, the topmost first.
+    Columns: the ids (`row`, their number, without any), `labels` and `probabilities` (lists, the best first; an answer
+    of several labels is a list of labels), `mass_left`; with a hierarchy `parents` and `parent_probabilities`, the
+    most probable one of every level, the topmost first; with several labels `each` and `each_probabilities`, every
+    label with the probability that the answer has it; and where rows were skipped, whose columns are null, `error`.
     """
-    ids = pa.array(range(table.num_rows), pa.int64()) if id is None else table.column(id)
     is_of_several = any(isinstance(label, tuple) for labels in ranked for label, _ in labels)
     kind: Any = pa.list_(pa.string()) if is_of_several else pa.string()
-    made: dict[str, Any] = {
-        id or "row": ids,
-        "labels": pa.array(([_plain(label) for label, _ in labels] for labels in ranked), pa.list_(kind)),
-        "probabilities": pa.array(([p for _, p in labels] for labels in ranked), pa.list_(pa.float64())),
-    }
-    if ranked.parents is not None:
-        best = [[level[0] for level in levels if level] for levels in ranked.parents]
-        made["parents"] = pa.array(([name for name, _ in of_text] for of_text in best), pa.list_(pa.string()))
-        made["parent_probabilities"] = pa.array(([p for _, p in of_text] for of_text in best), pa.list_(pa.float64()))
+
+    def column(values: Iterable[Any], kind: Any) -> Any:
+        by_row = dict(zip(rows, values, strict=True))
+        return pa.array((by_row.get(row) for row in range(table.num_rows)), kind)
+
+    made = {id or "row": pa.array(range(table.num_rows), pa.int64()) if id is None else table.column(id)}
+    best = [[level[0] for level in levels if level] for levels in ranked.parents or ()]
+    for names, lists, of in (
+        (OUTPUT_COLUMNS[:2], list(ranked), kind),
+        (OUTPUT_COLUMNS[3:5], None if ranked.parents is None else best, pa.string()),
+        (OUTPUT_COLUMNS[5:7], ranked.each, pa.string()),
+    ):
+        if lists is not None:
+            made[names[0]] = column(([_plain(name) for name, _ in labels] for labels in lists), pa.list_(of))
+            made[names[1]] = column(([p for _, p in labels] for labels in lists), pa.list_(pa.float64()))
+    made["mass_left"] = column(ranked.mass_left, pa.float64())
+    if len(rows) < table.num_rows:
+        known = set(rows)
+        errors = (None if row in known else "no text" for row in range(table.num_rows))
+        made["error"] = pa.array(errors, pa.string())
     with replaced_file(file) as stream:
         pyarrow.parquet.write_table(pa.table(made), stream)
 

@@ -17,8 +17,8 @@ from .failures import quiet_libraries, say
 
 # Options that are arguments of `hf_gr.classify` as they are.
 OF_CLASSIFY = (
-    *("top_k", "threshold", "neutral_text", "hierarchy", "separator", "max_labels", "max_tree_nodes", "tolerance"),
-    *("num_beams", "batch_size", "max_length", "progress"),
+    *("top_k", "score", "threshold", "neutral_text", "hierarchy", "separator", "max_labels", "max_tree_nodes"),
+    *("tolerance", "num_beams", "batch_size", "max_length", "progress"),
 )
 
 
@@ -35,9 +35,11 @@ def classify(
     delimiter: str | None = None,
     as_json: bool = False,
     overwrite: bool = False,
+    on_error: Literal["stop", "skip"] = "stop",
     progress: bool = True,
     prompt: str | None = None,
     top_k: int = 5,
+    score: Literal["renormalized", "sum", "mean", "pmi"] = "renormalized",
     threshold: float | None = None,
     neutral_text: str | None = None,
     hierarchy: str | None = None,
@@ -55,9 +57,8 @@ def classify(
 ) -> None:
     r"""Rank the labels of an index for every text of a table.
 
-    Writes a Parquet file with a row for every text, in their order: its id, labels (best first) and probabilities. An
-    interrupted run writes nothing. Prints how labels were found: exact, bounded (within --tolerance), or by beams,
-    which may miss some.
+    Writes a Parquet file with a row for every text, in their order: its id, labels (best first), probabilities, and
+    mass_left, the largest share of all probability that other labels may have. An interrupted run writes nothing.
 
     Args:
         model: a language model's folder or repository.
@@ -70,19 +71,22 @@ def classify(
         target: the column of the right labels: also print accuracy and F1, with --hierarchy by level.
         format: the format of the table; by default from its ending.
         overwrite: replace an existing output.
+        on_error: stop at the first row without a text, or skip it: write an empty row that says so.
         progress: show a bar, or without a terminal log a line a minute.
         prompt: what the model reads, with {text} in the text's place, to be followed by a label; \n is a new line.
             Default: that of hf_gr.classify.
         top_k: labels of one text.
-        threshold: omit labels with a smaller probability.
-        neutral_text: a text without content, such as "N/A": corrects for labels that the model favours for any text.
+        score: rank by the probabilities of a label's tokens among those that labels allow (renormalized), by their
+            product (sum, of logarithms, which favours short labels), by its mean over tokens, or by what the text
+            adds to a label that the model writes anyway (pmi).
+        threshold: omit labels and parents with a smaller probability.
+        neutral_text: a text without content, of --score pmi; by default N/A.
         hierarchy: what separates the levels of a label, such as " > ": also write the probabilities of parents.
         separator: for answers of several labels: what separates them, such as ","; needs --max-labels.
         max_labels: the most labels of one answer.
-        max_tree_nodes: the largest label set, in nodes, that is not searched by beams, which may miss labels. 5,000
-            labels have more than the default.
-        tolerance: the largest relative error in larger sets; 0 scores all labels.
-        num_beams: beams in sets that are searched.
+        max_tree_nodes: the most nodes (tokens of labels, those of common beginnings once) that are scored for a text.
+        tolerance: the share of all probability that may be left in larger sets, with labels not visited; 0 scores all.
+        num_beams: beams of answers of several labels.
         batch_size: texts of one forward.
         max_length: the longest prompt in tokens; texts of longer ones are cut at the end.
         tokenizer: its name; by default the model's own.
@@ -97,7 +101,9 @@ def classify(
         raise ValueError(f"{output} is there already, expected a new name: name another one, or pass --overwrite")
     if target is not None and separator is not None:
         raise ValueError("target= and separator= are given, expected one: such answers have no measure")
-    table = read_texts(texts, text=text, id=id, target=target, format=format, delimiter=delimiter)
+    table = read_texts(
+        texts, text=text, id=id, target=target, format=format, delimiter=delimiter, may_lack=on_error == "skip"
+    )
     from hf_gr.catalogue import ConstraintIndex
 
     named = constraint_index if constraint_index == "." else ConstraintIndex.from_pretrained(constraint_index)
@@ -111,25 +117,29 @@ def classify(
     on = backend_for(model, "torch", of_loading)
     loaded = on.load_model(model, dtype=dtype, device_map=None, processes=Alone(), **of_loading)
     labels = load_index(named, loaded)
-    targets = None if target is None else table.column(target).to_pylist()
+    found = table.column(text).to_pylist()
+    rows = [row for row, value in enumerate(found) if value is not None]
+    targets = None if target is None else table.column(target).take(rows).to_pylist()
     if targets is not None:
         warn_of_unknown(str(target), targets, labels.item_ids, hierarchy)
     ranked = run(
         loaded,
         load_tokenizer(tokenizer, model, revision=revision),
-        table.column(text).to_pylist(),
+        [found[row] for row in rows],
         labels,
         prompt=DEFAULT_PROMPT if prompt is None else prompt.replace("\\n", "\n"),
         **{name: arguments[name] for name in OF_CLASSIFY},
     )
     metrics = [] if targets is None else [asdict(one) for one in ranked.metrics(targets)]
-    write_ranked(output, table, id, ranked)
+    write_ranked(output, table, id, ranked, rows)
     facts = {
         "num_texts": len(ranked),
         "num_labels": ranked.num_labels,
         "num_nodes": ranked.num_nodes,
         "num_scored": sum(ranked.num_scored) / len(ranked),
         "method": ranked.method,
+        "score": ranked.score,
+        "mass_left": max(ranked.mass_left),
         "metrics": metrics,
         "seconds": perf_counter() - start,
         "output": str(output),
@@ -158,9 +168,9 @@ def warn_of_unknown(column: str, right: list[str], labels: Iterable[Any], hierar
 def print_facts(facts: dict[str, Any]) -> None:
     """Print how labels were found, and the measures, for people."""
     found = {
-        "exact": "all labels were scored",
-        "bounded": "all labels that matter were scored",
-        "beams": "searched by beams, which may miss labels",
+        "exact": "all were scored",
+        "bounded": f"all were scored that matter, others have at most {facts['mass_left']:.2g} of the probability",
+        "beams": f"searched by beams, others have at most {facts['mass_left']:.2g} of the probability",
     }[facts["method"]]
     say(
         f"{facts['output']}: {facts['num_texts']:,} texts, {facts['num_labels']:,} labels ({facts['num_nodes']:,} "

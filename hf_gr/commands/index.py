@@ -52,7 +52,7 @@ def build(
     Args:
         input: a table of tokens or codes (.parquet, .csv, .tsv, .jsonl; several files, or a folder of them, make one),
             the semantic IDs of a public recipe (.json), an array of tokens, one row per item (.npy), or, with
-            --labels, a text file of one label a line (.txt).
+            --labels, a text file of one label a line (.txt), or a table of them, of Excel, too (.xlsx).
         output: folder of the index, created if necessary; an existing index is replaced.
         format: the format of INPUT. Default: from its suffix.
         eos_token_id: the token that ends every sequence; needed if they differ in length. Default: none.
@@ -60,7 +60,7 @@ def build(
             columns of one token each. Default: sequence.
         codes: the column that holds codes of semantic IDs (lists of integers or of texts such as <a_12>, or 12-5-9),
             which --offset or --tokenizer turns into tokens; or, given several times, columns of one code each.
-        item_id: the column of item ids. Default: item_id.
+        item_id: the column of item ids, with --labels of labels. Default: item_id, or label.
         no_item_id: items are known by their row numbers.
         tokenizer: a folder or repository with a tokenizer that has a token for every code: this or --offset; with
             --labels, that of the model that answers with them.
@@ -69,7 +69,8 @@ def build(
         level_sizes: codebook sizes. Default: the largest code of each level plus one.
         template: how INPUT and the tokenizer write a code, {LEVEL} being a capital; by default <{level}_{code}>, such
             as <a_12>.
-        labels: INPUT is a text file of one label a line, for a language model that classifies; needs --tokenizer.
+        labels: INPUT has labels, for a language model that classifies: a text file with one a line, or a column of a
+            table, where each may come more than once; needs --tokenizer.
         prefix: what stands between the prompt and a label, "" where prompts end with a space. Default: a space.
     """
     arguments = locals()

@@ -22,6 +22,7 @@ OPTIONS = {
     "a table of codes": ("codes", *OF_TABLES, *OF_CODES, "eos_token_id"),
     "a recipe's codes": (*OF_CODES, "eos_token_id"),
     "labels": ("tokenizer", "prefix"),
+    "a table of labels": ("item_id", "delimiter", "tokenizer", "prefix"),
 }
 ALONE = {".npy": "npy", ".txt": "txt", ".json": "json"}  # what is one file and no table
 
@@ -58,8 +59,8 @@ def compile_index(
             format, options = "csv", {"delimiter": "\t"} | options
         options["format"] = format
     with named_in_errors(paths):
-        if kind == "labels":
-            return _labels(path, **options)
+        if "labels" in kind:
+            return _labels(paths, is_table=kind != "labels", **options)
         if kind == "an array of tokens":
             return ConstraintIndex.from_sequences(_read_array(path), **options)
         if kind == "a table of tokens":
@@ -69,9 +70,11 @@ def compile_index(
 
 def _kind_of(path: Path, format: str | None, labels: bool, given: Mapping[str, Any]) -> str:
     """What is read, a key of `OPTIONS`."""
-    if labels != (format == "txt"):
-        expected = "a text file of one label a line" if labels else "--labels, or another --format for a table"
-        raise ValueError(f"INPUT {path} is {format or 'a table'}, expected {expected}")
+    if labels and format not in ("json", "npy"):
+        return "labels" if format == "txt" else "a table of labels"
+    if labels or format == "txt":
+        expected = "a text file of one label a line, or a table" if labels else "--labels, or another --format"
+        raise ValueError(f"INPUT {path} is {format}, expected {expected}")
     if format in ALONE.values():
         return {"txt": "labels", "json": "a recipe's codes", "npy": "an array of tokens"}[str(format)]
     of_codes = [name for name in ("codes", *OF_CODES) if name in given]
@@ -108,15 +111,50 @@ def _read_array(path: Path) -> Any:
         ) from error
 
 
-def _labels(path: Path, *, tokenizer: str | None = None, **given: Any) -> ConstraintIndex:
+def _labels(
+    paths: Sequence[Path],
+    *,
+    is_table: bool,
+    tokenizer: str | None = None,
+    item_id: str = "label",
+    delimiter: str | None = None,
+    format: Any = None,
+    **given: Any,
+) -> ConstraintIndex:
     if tokenizer is None:
-        raise ValueError(f"INPUT {path} holds labels, expected --tokenizer NAME: that of the model that answers")
+        raise ValueError(f"INPUT {paths[0]} holds labels, expected --tokenizer NAME: that of the model that answers")
     loaded = _load_tokenizer(tokenizer)
+    if paths[0].suffix.lower() == ".xlsx":
+        lines = _read_excel(paths, item_id)
+    elif is_table:
+        from hf_gr.tables.table import Table
+
+        table = Table(paths, {item_id: "labels"}, name="labels", format=format, delimiter=delimiter)
+        lines = [
+            str(value or "") for rows in table.windows(2**16) for value in rows.columns.column(item_id).to_pylist()
+        ]
+    else:
+        try:
+            lines = paths[0].read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"it is no UTF-8 text ({error}), expected one label a line: save it as UTF-8") from error
+    labels = [line.strip() for line in lines if line.strip()]
+    return ConstraintIndex.from_labels(list(dict.fromkeys(labels)) if is_table else labels, loaded, **given)
+
+
+def _read_excel(paths: Sequence[Path], column: str) -> list[str]:
+    """The cells of a column of the first sheets."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is no UTF-8 text ({error}), expected one label a line: save it as UTF-8") from error
-    return ConstraintIndex.from_labels([line.strip() for line in lines if line.strip()], loaded, **given)
+        import openpyxl  # pyright: ignore[reportMissingModuleSource]
+    except ImportError as error:
+        raise ImportError("reading .xlsx needs openpyxl: pip install openpyxl") from error
+    found: list[str] = []
+    for path in paths:
+        names, *rows = openpyxl.load_workbook(path, read_only=True, data_only=True).worksheets[0].values
+        if column not in names:
+            raise ValueError(f"{path} has no column {column!r}, expected one of {names}: name it with --item-id")
+        found += [str(row[names.index(column)] or "") for row in rows]
+    return found
 
 
 def _load_tokenizer(name: str) -> Any:

@@ -129,19 +129,37 @@ def perturbed(
 
 
 def next_prefixes(
-    waiting: Prefixes, found: Prefixes, *, number: int, left: Int[Array, "batch 1"], max_nodes: int, max_length: int
+    waiting: Prefixes,
+    found: Prefixes,
+    *,
+    number: int,
+    left: Int[Array, "batch 1"],
+    max_nodes: int,
+    max_length: int,
+    tolerance: float | None = None,
+    at_least: int = 1,
 ) -> tuple[Int[Array, "batch number"], Bool[Array, "batch number"]]:
     """The places of the best prefixes that may hold an item worth finding, best first; and which there are.
 
     `left` is how many of `max_nodes` a row may still score; those that could not be completed by so many are not
     scored, so that the work ends like a search with as many beams as there are items to return, or fewer if need be.
+
+    With a `tolerance`, where room for all items is in `found`, a row is done once what is left is together at most so
+    many times as probable as what was found, `at_least` so many items; with 0 once nothing is left.
     """
     ops, worst = waiting.ops, found.keys[:, -1:]
     is_needed = waiting.keys >= worst - margin(worst, max_length)  # or the worst could not be proven
     at_end = min(max(number, found.keys.shape[1]), max_nodes // max(max_length - 1, 1))  # of each length
     is_needed = is_needed & (waiting.depths >= max_length - 1 - (left - number) // at_end)
     keys, places = ops.topk(ops.fill(waiting.keys, ~is_needed, DEAD), number)
-    return places, (keys > DEAD) & (ops.arange(number, places) < left)
+    flags = (keys > DEAD) & (ops.arange(number, places) < left)
+    if tolerance:
+        most = ops.largest(ops.concat([waiting.keys, found.keys], 1))
+        masses, of_waiting, of_found = (ops.exp(some - most) for some in (keys, waiting.keys, found.keys))
+        mass = of_waiting.sum(-1)[:, None] - masses.cumsum(-1) + masses  # of each and all after it
+        is_missed = mass > tolerance * of_found.sum(-1)[:, None]
+        flags = flags & (is_missed | (found.keys[:, at_least - 1 : at_least] == DEAD))
+    return places, flags
 
 
 def taken_out(waiting: Prefixes, places: Int[Array, "batch number"], flags: Bool[Array, "batch number"]) -> Prefixes:

@@ -49,6 +49,26 @@ def best_first(
 
 
 @dataclass(frozen=True)
+class Masses:
+    """The most probable sequences of each request, and the prefixes of all others; keys are log-probabilities."""
+
+    found: Prefixes  # best first, with room for all sequences
+    left: Prefixes
+    num_scored: Int[Tensor, " batch"]
+    is_broken: Bool[Tensor, " batch"]  # where logits are not numbers
+
+
+def best_masses(
+    scorer: TreeScorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: TreeDrafter | None = None
+) -> Masses:
+    """All sequences but those that are together as improbable as `plan.tolerance` says; this uses the scorer up.
+
+    At least `num_return_sequences` are found, if `max_nodes` suffice; `num_kept` is how many the catalogue has.
+    """
+    return _BestFirst(scorer, catalogue, plan, drafter).masses()
+
+
+@dataclass(frozen=True)
 class _Family:
     """The children of some nodes, of several levels one after the other: a node has children in one of those."""
 
@@ -85,18 +105,29 @@ class _BestFirst:
     ) -> None:
         self.scorer, self.catalogue, self.plan, self.drafter = scorer, catalogue, plan, drafter
         self.length, self.dead_state = catalogue.max_length, catalogue.dead_state
-        # More could never be scored: all of these are better. A smaller pool lost items of wide catalogues.
-        self.waiting = self._none(plan.max_nodes)
-        self.found = self._none(plan.num_return_sequences)
+        # More could never be scored: all of these are better. A smaller pool lost items of wide catalogues. Where all
+        # sequences are to be found, they are as many, for no prefix that waits is the beginning of another.
+        most = (plan.max_nodes, plan.num_return_sequences) if plan.tolerance is None else (plan.num_kept,) * 2
+        self.waiting, self.found = map(self._none, most)
         self.lost = self.waiting.keys[:, :1]  # the best key that did not fit
         nothing = torch.zeros(len(plan.prompt), dtype=torch.long, device=catalogue.device)
         self.counts: dict[str, Tensor] = dict.fromkeys((*COUNTS, "num_nodes"), nothing)
 
-    def result(self) -> Decoded:
-        """Score until all rows are done; then the best sequences."""
+    def run(self) -> None:
+        """Score until all rows are done."""
         self._begin()
         while self.length > 1 and self._advance():
             pass
+
+    def masses(self) -> Masses:
+        """What was found by then, and what is left."""
+        self.run()
+        num_scored = self.counts["num_nodes"] + self.counts["drafted_nodes"]
+        return Masses(self.found, self.waiting, num_scored, self.lost[:, 0] > DEAD)
+
+    def result(self) -> Decoded:
+        """The best sequences by then."""
+        self.run()
         plan, found = self.plan, self.found
         columns = torch.arange(self.length, device=found.depths.device)
         is_token = (columns < found.depths[..., None]) & (found.keys > DEAD)[..., None]
@@ -145,6 +176,7 @@ class _BestFirst:
             return False
         left = (plan.max_nodes - self.counts["num_nodes"])[:, None]
         how: dict[str, Any] = {"number": width, "left": left, "max_nodes": plan.max_nodes, "max_length": self.length}
+        how |= {"tolerance": plan.tolerance, "at_least": plan.num_return_sequences}
         places, flags = core.next_prefixes(self.waiting, self.found, **how)
         depths = torch.where(flags, self.waiting.depths.gather(1, places), 1)
         if plan.exit_early:
@@ -228,6 +260,9 @@ class _BestFirst:
             scores = logits.gather(-1, legal.tokens).float().masked_fill(~legal.legal, DEAD).log_softmax(-1)
         else:
             scores = token_log_probs(logits, legal.tokens)
+        if plan.tolerance is not None:  # a prefix without a score would be neither found nor left
+            is_broken = (scores.isnan() & legal.legal & (nodes.keys > DEAD)[..., None]).flatten(1).any(1)
+            self.lost = self.lost.masked_fill(is_broken[:, None], 0.0)
         if plan.forces_end and self.length - 1 in family.levels:
             scores[..., scores.shape[-1] - family.sizes[-1] :] = 0.0  # only the end token is left
         if plan.noise is None:

@@ -163,7 +163,8 @@ class SeveralLabels(Constraint):
         for snapshot in rules.snapshots:
             check_separator(snapshot, separator)
         self.separator = separator
-        self.max_labels = max_labels
+        most = max(snapshot.num_sequences for snapshot in rules.snapshots)
+        self.max_labels = None if max_labels is None else max(min(int(max_labels), most), 1)  # none comes twice
         self._answers: dict[int, Answers] = {}
 
     @property
