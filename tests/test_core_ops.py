@@ -42,7 +42,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "topk": [(KEYS, 1), (KEYS, 8)],
     "topk_in_order": [(np.round(KEYS / 9), ORDER, 3), (np.where(FLAGS, KEYS * 0, DEAD), ORDER, 8)],
     "argmax": [(KEYS,), (FLAGS,), (VALUES,)],
-    "first_false": [(FLAGS, 1), (FLAGS, 8)],
+    "argsort": [(FLAGS,), (FLAGS.cumsum(1) % 3,)],
     "put": [(KEYS, PLACES, -np.inf)],
     "smallest": [(KEYS,), (DEAD,)],
     "largest": [(KEYS,), (DEAD,)],

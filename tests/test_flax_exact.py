@@ -39,6 +39,7 @@ INPUTS = prompts(3, 9, padded=True)
         ("qwen3", RAGGED, {"length_penalty": 2.0}),
         ("qwen3", INDEX, {"max_nodes": 30}),  # which ends the search
         ("qwen3", INDEX, {"max_nodes": 90, "num_beams": 4, "num_return_sequences": 30}),  # and still fills a list
+        ("qwen3", RAGGED, {"do_sample": True, "seed": 5, "temperature": 1.5}),
         ("mistral", RAGGED, {"max_nodes": 40, "num_beams": 3}),  # a window shorter than the prompt
         ("qwen3", RAGGED, {"drafting": "trie", "draft_token_budget": 150}),  # the first levels only
         ("t5", RAGGED, {"renormalize_logits": True, "drafting": "auto"}),
@@ -117,7 +118,7 @@ def test_sequences_of_one_token_need_no_forward_but_the_prompts() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"do_sample": True}, "do_sample=True with exact=True, expected False in Flax"),
+        ({"do_sample": True, "top_p": 0.5}, "top_p with exact=True, expected neither"),
         ({"suppress_tokens": [5]}, "suppress_tokens with exact=True, expected neither"),
         ({"logits_processor": [lambda tokens, scores: scores]}, "logits_processor with exact=True"),
         ({"stopping_criteria": [lambda tokens, scores: tokens[:, 0] > 0]}, "stopping_criteria with exact=True"),

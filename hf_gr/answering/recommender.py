@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.item_values import ItemBias, ItemGroups
 from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.generation.defaults import NODES_AT_ONCE
 from hf_gr.generation.seeds import row_seeds
@@ -110,6 +111,7 @@ class Recommender:
     prefix_tokens: tuple[int, ...] = ()
     suffix_tokens: tuple[int, ...] = ()
     _views: OrderedDict[tuple[Any, ...], ConstraintIndex] = field(default_factory=OrderedDict, repr=False)
+    _values: dict[str, ItemBias | ItemGroups] = field(default_factory=dict, repr=False)  # read once for the catalogue
 
     # Reading
 
@@ -126,6 +128,7 @@ class Recommender:
         rule: Any = None,
         seed: Any = None,
         exact: Any = None,
+        max_per_group: Any = None,
     ) -> Request:
         """Read a request, with the arguments of `Engine.recommend`.
 
@@ -177,7 +180,9 @@ class Recommender:
                 fix = "send known items"
             raise ValueError(f"{problem}: {fix}, or have a fallback list answer")
         missing = (*dropped, *unknown)
-        return Request(prompt, excluded, allowed, rule, own_seed, wanted, beams, is_exact, known, missing, num_cut)
+        variety = None if max_per_group is None else _count(max_per_group, "max_per_group", self.max_beams)
+        search = (wanted, beams, is_exact, variety)
+        return Request(prompt, excluded, allowed, rule, own_seed, *search, known, missing, num_cut)
 
     @cached_property
     def room(self) -> int | None:
@@ -232,7 +237,7 @@ class Recommender:
         self, index: ConstraintIndex, rules: Mapping[str, ConstraintIndex] | None = None, version: int = 0
     ) -> Recommender:
         """The same over another catalogue."""
-        return replace(self, index=index, rules=rules or {}, version=version, _views=OrderedDict())
+        return replace(self, index=index, rules=rules or {}, version=version, _views=OrderedDict(), _values={})
 
     def tokens_ahead(self, num_beams: int) -> int:
         """The tokens that are generated for a prompt, as `num_batch_tokens` counts them.
@@ -292,7 +297,7 @@ class Recommender:
             num_return_sequences=self.num_results,
             **OUTPUTS,
             **self._seeds(batch),
-            **self.options,
+            **{**self.options, **self._item_values()},
         )
         on_output(out, 0 if reuse is None else reuse.num_cached_tokens)
         if cache is not None and reuse is not None:
@@ -307,6 +312,20 @@ class Recommender:
             rows = slice(number * self.num_results, (number + 1) * self.num_results)
             answers.append(self._best_of(request, view, found[rows], scores[rows], proven[number]))
         return answers
+
+    def _item_values(self) -> dict[str, Any]:
+        """Options of `generate` that have a value for each item, read once: that takes a second for a million."""
+        read = {
+            "item_bias": lambda given, of: ItemBias.read(
+                given, of, length_penalty=self.option("length_penalty") or 0.0
+            ),
+            "item_groups": ItemGroups.read,
+        }
+        for name in read.keys() & self.options.keys() - self._values.keys():
+            if self.options[name] is not None:
+                self._values[name] = read[name](self.options[name], (self.index.snapshot,))
+        unused = {} if self.option("max_per_group") else {"item_groups": None}  # a request may have it
+        return self._values | unused
 
     def option(self, name: str) -> Any:
         """An option of `generate`: see `option_of`."""

@@ -27,6 +27,7 @@ class Request:
     num_results: int | None = None  # None for the recommender's, as below
     num_beams: int | None = None
     exact: bool = False  # whether the best items of the whole catalogue are asked for
+    max_per_group: int | None = None  # items of one group in the answer
     history: tuple[Any, ...] = ()  # its items that the catalogue knows, those cut from the prompt included
     dropped: tuple[Any, ...] = ()  # items of the history and the filter that the catalogue does not have
     num_cut: int = 0  # items of a history, or tokens of another prompt, that were cut from the left

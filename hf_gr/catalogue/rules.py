@@ -15,6 +15,7 @@ import numpy as np
 
 from .fanout import Array, Longs
 from .item_ids import ItemId, check_item_ids
+from .item_values import ItemBias, ItemGroups
 from .items import dead_nodes
 from .sequences import to_host
 from .snapshot import Snapshot
@@ -30,6 +31,8 @@ class BatchRules:
     # by level from 1: `[B, E]` nodes hidden from each request, padded with the root, which is no node's child; None
     # for a level without any
     excluded: tuple[Longs | None, ...] = ()
+    bias: ItemBias | None = None  # of scores
+    groups: ItemGroups | None = None  # of which a list has so many items at most
 
     @property
     def shared(self) -> Snapshot:

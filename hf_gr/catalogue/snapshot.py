@@ -120,7 +120,7 @@ class Snapshot:
 
     def item_ids(self) -> Array | list[str]:
         """The ids of living items, in the order in which they were given; integers have 64 bits, however stored."""
-        ids = self.items.ids_of(np.flatnonzero(self._flags_by_number()))
+        ids = self.items.ids_of(np.flatnonzero(self.flags_by_number()))
         return ids.astype(np.int64) if isinstance(ids, np.ndarray) else ids
 
     def has_items(self, item_ids: Any) -> Bools:
@@ -166,7 +166,7 @@ class Snapshot:
         else:
             by_number = mask
             if self.alive is not None:
-                by_number = self._flags_by_number()
+                by_number = self.flags_by_number()
                 by_number[by_number] = mask
             flags = take(by_number, self.items.numbers)
         return replace(self, alive=Liveness.from_items(self.items, flags))
@@ -174,7 +174,7 @@ class Snapshot:
     def flags_of(self, view: Snapshot) -> Bools:
         """`[I]`: which of the living items a view has, for `where` of a catalogue that was compiled anew."""
         assert view.items is self.items, "a view of another catalogue"
-        return view._flags_by_number()[self._flags_by_number()]
+        return view.flags_by_number()[self.flags_by_number()]
 
     def remove(self, item_ids: Any) -> Snapshot:
         """Without some living items."""
@@ -218,7 +218,7 @@ class Snapshot:
         new_ids = ids[is_new] if isinstance(ids, np.ndarray) else [ids[int(row)] for row in np.flatnonzero(is_new)]
         items = build_items(_stack(old_rows, rows[is_new]), _join(self.items.ids_of(numbers), new_ids))
         flags = np.ones(len(items), dtype=bool)
-        flags[: len(numbers)] = self._flags_by_number()[numbers]
+        flags[: len(numbers)] = self.flags_by_number()[numbers]
         return replace(
             self, items=items, alive=None if flags.all() else Liveness.from_items(items, take(flags, items.numbers))
         )
@@ -270,7 +270,7 @@ class Snapshot:
             raise ValueError(f"{argument}[0]={first!r}, expected {expected}: the catalogue's item ids are {expected}")
         return ids
 
-    def _flags_by_number(self) -> Bools:
+    def flags_by_number(self) -> Bools:
         """Of all items, in the order in which they were given: whether they are alive."""
         if self.alive is None:
             return np.ones(len(self.items), dtype=bool)

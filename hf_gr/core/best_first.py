@@ -19,6 +19,8 @@ from jaxtyping import Bool, Float, Int
 from .beam import DEAD, margin, num_above
 from .ops import Array
 
+ROOT, ILLEGAL = -2, -1  # stand for tokens where noise is drawn: for the beginning, and for all that are illegal
+
 
 @dataclass(frozen=True)
 class Prefixes:
@@ -112,20 +114,45 @@ class Below:
         return replace(self, inner=ops.put(keys, places, DEAD)[:, :-1].reshape(batch_size, *shape))
 
 
+@dataclass(frozen=True)
+class Groups:
+    """The group of every sequence, and how many of one a list may have."""
+
+    of: Int[Array, " nodes"]  # that of all sequences below a node, negative if there are several
+    most: int
+
+
 def perturbed(
-    ops: Any, keys: Float[Array, "batch prefixes"], raw: Float[Array, "batch prefixes branches"]
-) -> Float[Array, "batch prefixes branches"]:
-    """Scores with Gumbel noise, of all branches below a prefix, given that the largest is the prefix's own key.
+    nodes: Prefixes,
+    tokens: Int[Array, "batch prefixes children"],
+    steps: Float[Array, "batch prefixes children"],
+    noise: Any,
+    *,
+    is_whole: bool,
+) -> Float[Array, "batch prefixes children"]:
+    """Children's scores with Gumbel noise, given that the largest of all branches is the prefix's own key.
 
     The keys of all items are then independent Gumbel variables around their scores: the k largest are k items drawn
-    without replacement.
+    without replacement. Unless the children are all (`is_whole`), what is illegal is one more branch, so that items
+    are drawn among themselves.
 
     Source: Kool, van Hoof and Welling 2020, Ancestral Gumbel-top-k sampling for sampling without replacement, JMLR 21
     (section 3.2, appendix B.3).
     """
+    ops, keys = nodes.ops, nodes.keys[..., None]
+    others = (1.0 - ops.exp(steps).sum(-1)[..., None]).clip(0.0)
+    others = ops.full(others.shape, DEAD, others) if is_whole else ops.log(others)
+    raw = nodes.scores[..., None] + ops.concat([steps, others], -1)
+    raw = raw + noise.gumbel_below(nodes.sequences, nodes.depths, ops.pad(tokens, 1, ILLEGAL))
     largest = ops.pick(raw, ops.argmax(raw))[..., None]
-    below = keys[..., None] - raw + ops.log(1.0 - ops.exp(raw - largest))
-    return keys[..., None] - below.clip(0.0) - ops.log(1.0 + ops.exp(-abs(below)))
+    below = keys - raw + ops.log(1.0 - ops.exp(raw - largest))
+    return (keys - below.clip(0.0) - ops.log(1.0 + ops.exp(-abs(below))))[..., :-1]
+
+
+def drawn_root(root: Prefixes, noise: Any) -> Prefixes:
+    """The empty prefix of samples: its key is the largest of all."""
+    tokens = root.ops.full((*root.keys.shape, 1), ROOT, root.keys)
+    return replace(root, keys=noise.gumbel_below(root.sequences, root.depths, tokens)[..., 0])
 
 
 def next_prefixes(
@@ -180,15 +207,43 @@ def with_best(
     return _merged(waiting, below, places[:, :number], keys[:, :number]), lost
 
 
-def with_ended(found: Prefixes, below: Below) -> Prefixes:
+def with_ended(found: Prefixes, below: Below, groups: Groups | None = None) -> Prefixes:
     """The best of the sequences found and of complete children; equal ones in the order of their nodes."""
     ops, ended = found.ops, below.ended
     flat = ended.reshape(len(ended), -1)
     states = below.children.take(ops.expand(ops.arange(flat.shape[1], found.states), flat.shape))[1]
-    keys, places = ops.topk_in_order(
-        ops.concat([found.keys, flat], 1), ops.concat([found.states, states], 1), found.keys.shape[1]
-    )
+    keys, states = ops.concat([found.keys, flat], 1), ops.concat([found.states, states], 1)
+    if groups is not None:
+        keys = ops.fill(keys, _too_many(ops, keys, states, groups), DEAD)
+    keys, places = ops.topk_in_order(keys, states, found.keys.shape[1])
     return _merged(found, below, places, keys)
+
+
+def _too_many(
+    ops: Any, keys: Float[Array, "batch sequences"], states: Int[Array, "batch sequences"], groups: Groups
+) -> Bool[Array, "batch sequences"]:
+    """The sequences that are not among the best of their group, as many as a list may have.
+
+    Whatever is chosen in order of score, if there is still room for its group, is the best list (a matroid): so a
+    sequence that did not fit once never will.
+    """
+    order = ops.topk_in_order(keys, states, keys.shape[1])[1]
+    by_group = ops.argsort(ops.along(groups.of[states], order))
+    order = ops.along(order, by_group)
+    sorted_groups, number = ops.along(groups.of[states], order), min(groups.most, keys.shape[1])
+    is_behind = sorted_groups[:, number:] == sorted_groups[:, : keys.shape[1] - number]
+    is_behind = ops.concat([ops.full((len(keys), number), False, keys), is_behind], 1)
+    return ops.along(is_behind, ops.argsort(order))
+
+
+def without_full(waiting: Prefixes, found: Prefixes, groups: Groups | None) -> Prefixes:
+    """The prefixes that wait without those below which no item fits: so many better ones of their group are found."""
+    if groups is None:
+        return waiting
+    ops, of_waiting, of_found = waiting.ops, groups.of[waiting.states], groups.of[found.states]
+    least = (found.keys - margin(found.keys, found.max_length))[:, None]
+    is_full = ((of_waiting[..., None] == of_found[:, None]) & (least >= waiting.keys[..., None])).sum(-1)
+    return replace(waiting, keys=ops.fill(waiting.keys, (is_full >= groups.most) & (of_waiting >= 0), DEAD))
 
 
 def _merged(

@@ -77,9 +77,9 @@ def argmax(values: Array) -> Array:
     return values.argmax(-1)
 
 
-def first_false(flags: Array, number: int) -> Array:
-    """The places of the first `number` false flags of each row, then those of true ones, in order."""
-    return np.argsort(flags, axis=-1, kind="stable")[..., :number]
+def argsort(values: Array) -> Array:
+    """The places of each row's values in ascending order; equal ones stay in theirs. Flags: the false ones first."""
+    return np.argsort(values, axis=-1, kind="stable")
 
 
 def put(values: Array, places: Array, number: float) -> Array:

@@ -37,6 +37,7 @@ class Options:
     certifies: bool = static(default=False)
     max_nodes: int = static(default=0)  # of `exact=True`, the most prefixes that a row scores; 0 for beams
     tolerance: float | None = static(default=None)  # of a search for the most probable items (`next_prefixes`)
+    max_per_group: int | None = static(default=None)  # sequences of one group in a list
     length_penalty: Any = 1.0  # in Flax this and the following may change from call to call without a new program
     max_new_tokens: Any = 0  # the longest sequence that the heuristic of `early_stopping="never"` assumes
     fill_token_id: Any = -1  # what follows the end of a sequence

@@ -86,5 +86,5 @@ def relaxed_places(
     drawn_keys, drawn = ops.topk(keys, min(num_kept, size + 1))
     picks = ops.concat([drafted, drawn], 1)
     is_none = ops.concat([~passes, drawn_keys == DEAD], 1)
-    first = ops.first_false(is_none, num_kept)
+    first = ops.argsort(is_none)[..., :num_kept]
     return ops.fill(ops.along(picks, first), ops.along(is_none, first), size)

@@ -197,6 +197,7 @@ class ModelDrafter:
         scored = Scored.of(search.logits, above.states, depths=above.states, made=None, levels=levels)
         in_logits = in_columns(legal, self.scorer, context.params, level=level)
         scores = child_scores(scored, paths_of(above), in_logits, above, plan, max_length=end)
+        scores = catalogue.biased(scores, above.states, legal)
         scores = jnp.where(legal.legal, above.scores[..., None] + scores, DEAD)
         how: dict[str, Any] = {"dead_state": catalogue.dead_state}
         if plan.is_relaxed:

@@ -26,6 +26,7 @@ from hf_gr.core.decide import best
 
 from . import ops
 from .decode import Decoded, read_prompt
+from .noise import Noise
 from .plan import DecodePlan
 from .scorers import Params, Prompt, Scorer, ScorerCache
 from .speculation import Context, Speculation
@@ -57,7 +58,7 @@ def best_first(
     catalogue: DeviceCatalogue,
     prompt: Prompt,
     plan: DecodePlan,
-    noise: None = None,
+    noise: Noise | None = None,
     draft_params: None = None,
 ) -> Decoded:
     """The best R sequences of the catalogue for each row, best first, then padding; the arguments are `decode`'s.
@@ -66,15 +67,19 @@ def best_first(
     ends at `max_nodes`: then it is the best that was found. There are at most as many forwards: a row that is not done
     scores one prefix in each.
     """
-    search = _BestFirst(scorer, params, catalogue, plan)
+    search = _BestFirst(scorer, params, catalogue, plan, noise)
     state = search.start(prompt)
     if search.length > 1:
         state = lax.while_loop(lambda state: state.flags.any(), search.advance, state)
     found, columns = state.found, jnp.arange(search.length)
     is_token = (columns < found.depths[..., None]) & (found.keys > DEAD)[..., None]
     paths = is_token.astype(jnp.int32) - 1
+    sequences, keys, paths = best(Finished(ops, found.sequences, paths, found.keys, found.keys[:, :1] > DEAD), plan)
     return Decoded(
-        *best(Finished(ops, found.sequences, paths, found.keys, found.keys[:, :1] > DEAD), plan),
+        sequences,
+        keys if noise is None else jnp.where(keys > DEAD, found.scores, keys),
+        paths,
+        perturbed_scores=None if noise is None else keys,
         num_levels=jnp.full(len(found.keys), search.length),
         num_proven=core.num_proven(found, state.waiting, state.lost, max_length=search.length),
         step_scores=None,
@@ -94,6 +99,13 @@ class _BestFirst:
     params: Params
     catalogue: DeviceCatalogue
     plan: DecodePlan
+    noise: Noise | None
+
+    @property
+    def groups(self) -> core.Groups | None:
+        """Of the items, if a list may have so many of one at most."""
+        of, most = self.catalogue.groups, self.plan.max_per_group
+        return None if of is None or most is None else core.Groups(of, most)
 
     @property
     def length(self) -> int:
@@ -125,7 +137,8 @@ class _BestFirst:
             speculation=speculation,
             cache=cache,
         )
-        below = self._below(replace(root, keys=root.scores), logits[:, :1], range(1))
+        root = replace(root, keys=root.scores) if self.noise is None else core.drawn_root(root, self.noise)
+        below = self._below(root, logits[:, :1], range(1))
         own = jnp.broadcast_to(jnp.arange(num_drafted, dtype=jnp.int32), nodes.tokens.shape)
         for level in range(1, 1 + num_first):
             is_there = (nodes.depths == level) & (nodes.states != self.catalogue.dead_state)
@@ -182,7 +195,8 @@ class _BestFirst:
             waiting, lost = core.with_best(state.waiting, below, state.lost)
             state = replace(state, waiting=waiting, lost=lost)
         if any(self.catalogue.has_leaves[level] for level in levels):
-            state = replace(state, found=core.with_ended(state.found, below))
+            found = core.with_ended(state.found, below, self.groups)
+            state = replace(state, found=found, waiting=core.without_full(state.waiting, found, self.groups))
         return state
 
     def _with_next(self, state: _State) -> _State:
@@ -201,23 +215,31 @@ class _BestFirst:
     ) -> Below:
         """The children of some nodes, with their scores and keys."""
         plan, (legal, ends) = self.plan, self._children(nodes, levels)
+        logits = logits if plan.temperature is None else logits.astype(jnp.float32) / plan.temperature
         scores = legal.scores(logits).astype(jnp.float32)
         scores = scores - jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
         if plan.renormalize_logits:
             scores = renormalize(jnp.where(legal.legal, scores, DEAD))
         if plan.forces_end and self.length - 1 in levels:  # only the end token is left
             scores = jnp.where((nodes.depths == self.length - 1)[..., None], 0.0, scores)
-        scores = nodes.scores[..., None] + scores
+        steps = self.catalogue.biased(scores, nodes.states, legal)
+        scores = nodes.scores[..., None] + steps
         lengths = (nodes.depths + 1).astype(jnp.float32)[..., None]
         # No item below a prefix has fewer tokens than one more, or more than the longest.
         bounds = jnp.where(plan.length_penalty >= 0, float(self.length), lengths + 1)
         is_there = legal.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
+        if self.noise is None:
+            inner, ended = (scores / by**plan.length_penalty for by in (bounds, lengths))
+        else:
+            is_whole = plan.renormalize_logits and self.catalogue.bias is None
+            steps = jnp.where(legal.legal, steps, DEAD)
+            inner = ended = core.perturbed(nodes, legal.tokens, steps, self.noise, is_whole=is_whole)
         return Below(
             nodes,
             legal,
             scores,
-            inner=jnp.where(is_there & ~ends, scores / bounds**plan.length_penalty, DEAD),
-            ended=jnp.where(is_there & ends, scores / lengths**plan.length_penalty, DEAD),
+            inner=jnp.where(is_there & ~ends, inner, DEAD),
+            ended=jnp.where(is_there & ends, ended, DEAD),
         )
 
     def _children(self, nodes: Prefixes, levels: range) -> tuple[Children, Bool[Array, "batch nodes children"]]:

@@ -56,6 +56,8 @@ class Decoded:
     step_scores: tuple[Float[Array, "batch paths vocab"], ...] | None
     step_logits: tuple[Float[Array, "batch paths vocab"], ...] | None
     speculation: Speculation  # the number of forwards, and what was scored ahead
+    # of samples without replacement, by which they are ranked
+    perturbed_scores: Float[Array, "batch returned"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -231,6 +233,7 @@ class _Search:
         if state.step_logits is not None:
             step = along(scored.logits, own[..., None]).astype(jnp.float32)
             steps["step_logits"] = _with_step(state.step_logits, step, is_here, level=level)
+        scores = catalogue.biased(scores, beams.states, legal)
         scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
         picked = None
         if scored.draft is not None and scored.draft.log_probs is not None and level + 1 < self.num_levels:

@@ -21,6 +21,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, Integer
 
 from hf_gr.catalogue.fanout import Fanout
+from hf_gr.catalogue.item_values import ItemBias, ItemGroups
 from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.trie import Trie
 from hf_gr.core.plan import static
@@ -93,12 +94,22 @@ def _pairs(values: Integer[Array, " _"], places: Int[Array, "*shape"]) -> tuple[
 _MOVED: WeakKeyDictionary[Any, dict[Device, Any]] = WeakKeyDictionary()
 
 
-def on_device(what: Trie | Liveness, device: Device) -> Any:
-    """A trie, or the bits of a rule by level from 1, on a device; moved there once, for as long as it lives."""
+def on_device(what: Trie | Liveness | ItemBias | ItemGroups, device: Device) -> Any:
+    """A trie, the bits of a rule by level from 1, or numbers by node; moved there once, for as long as they live."""
     on_devices = _MOVED.setdefault(what, {})
     if device not in on_devices:
-        on_devices[device] = _move_trie(what, device) if isinstance(what, Trie) else _move_bits(what, device)
+        move = {Trie: _move_trie, Liveness: _move_bits}.get(type(what), _move_numbers)
+        on_devices[device] = move(what, device)
     return on_devices[device]
+
+
+def _move_numbers(values: ItemBias | ItemGroups, device: Device) -> Array:
+    return jax.device_put(padded(values.by_node[: values.trie.level_starts[-1]], _num_tokens(values.trie)), device)
+
+
+def _num_tokens(trie: Trie) -> int:
+    """Entries of an array by node, with padding."""
+    return bucket(trie.level_starts[-1] + max(padded_branching(trie)), least=SMALLEST, steps=STEPS)
 
 
 def _move_trie(trie: Trie, device: Device) -> DeviceTrie:
@@ -111,7 +122,7 @@ def _move_trie(trie: Trie, device: Device) -> DeviceTrie:
         return padded(array, bucket(len(array) + 1, least=SMALLEST, steps=STEPS), array[-1])
 
     arrays = {
-        "tokens": padded(trie.tokens, bucket(trie.level_starts[-1] + max(branching), least=SMALLEST, steps=STEPS)),
+        "tokens": padded(trie.tokens, _num_tokens(trie)),
         "offsets": tuple(filled(offsets) for offsets, _ in forms),
         "exceptions": tuple(filled(exceptions) for _, exceptions in forms),
         "token_bases": np.array(trie.token_bases, np.int32),

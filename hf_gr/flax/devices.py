@@ -113,7 +113,17 @@ def decode_on_mesh(
         plan = replace(plan, rows_axis=DATA)
     given = (params, catalogue, prompt, plan, noise, draft_params)
     rows = P(DATA)
-    of_catalogue = DeviceCatalogue(P(), P(), rows, None if catalogue.hidden is None else rows)  # pyright: ignore
+    where: dict[str, Any] = {
+        "trie": P(),
+        "alive": P(),
+        "rule_of_row": rows,
+        "hidden": rows,
+        "bias": P(),
+        "groups": P(),
+    }
+    of_catalogue = replace(
+        catalogue, **{name: None if getattr(catalogue, name) is None else at for name, at in where.items()}
+    )
     specs = (P(), of_catalogue, rows, P(), None if noise is None else rows, P())  # pyright: ignore
     run = jax.shard_map(partial(loop, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
     return run(*given)

@@ -10,6 +10,7 @@ Axes: B batch, K beams, C children.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -58,30 +59,60 @@ class Noise:
 
         Equal prefixes of different `paths`, which do not compete, get different noise.
         """
-        # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
-        return -jnp.log(-jnp.log1p(-self.uniform(beams, candidates, paths=paths)))
+        return _gumbel(self.uniform(beams, candidates, paths=paths))
+
+    def gumbel_below(
+        self,
+        sequences: Int[Array, "batch prefixes length"],  # anything after the tokens of each
+        depths: Int[Array, "batch prefixes"],
+        tokens: Int[Array, "batch prefixes branches"],
+    ) -> Float[Array, "batch prefixes branches"]:
+        """Gumbel noise of what follows prefixes of several lengths: the same as theirs in `gumbel`."""
+        return _gumbel(_uniform(self._of_prefixes(sequences, depths=depths), tokens))
 
     def uniform(
         self, beams: Beams, candidates: Children, *, paths: Int[Array, "batch beams"] | None = None
     ) -> Float[Array, "batch beams children"]:
         """Noise between 0 and 1, never 0 or 1; the arguments are those of `gumbel`."""
-        high, low = (half[..., None] for half in self._of_prefixes(beams.sequences, paths=paths))
-        bits = low + candidates.tokens.astype(jnp.uint32) * (high | np.uint32(1))
-        bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x21F0AAAD)
-        bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x735A2D97)
-        return _to_uniform(bits ^ (bits >> np.uint32(15)))
+        return _uniform(self._of_prefixes(beams.sequences, paths=paths), candidates.tokens)
 
     def _of_prefixes(
-        self, sequences: Int[Array, "batch beams length"], *, paths: Int[Array, "batch beams"] | None = None
+        self,
+        sequences: Int[Array, "batch beams length"],
+        *,
+        paths: Int[Array, "batch beams"] | None = None,
+        depths: Int[Array, "batch beams"] | None = None,  # None for all columns
     ) -> Bits:
         """64 bits for every prefix, `[B, K]`."""
-        batch_size, num_beams, _ = sequences.shape
+        batch_size, num_beams, length = sequences.shape
         numbers = [jnp.zeros((1, batch_size, num_beams), jnp.int32), jnp.moveaxis(sequences, -1, 0)]
         if paths is not None:  # tokens are not negative: no path is mistaken for one
             numbers.insert(1, -2 - paths[None])
         halves = jnp.broadcast_to(jnp.asarray(self.seeds).T[..., None], (2, batch_size, num_beams))
+        number = jnp.concatenate(numbers)
+        is_there = jnp.ones((len(number), 1, 1), dtype=bool)
+        if depths is not None:
+            is_there = jnp.arange(-1, length, dtype=jnp.int32)[:, None, None] < depths
+
+        def fold(bits: Bits, step: tuple[Array, Array]) -> tuple[Bits, None]:
+            return jax.tree.map(partial(jnp.where, step[1]), _fold(bits, step[0]), bits), None
+
         # A loop is compiled once, however long the prefixes are.
-        return lax.scan(lambda bits, number: (_fold(bits, number), None), tuple(halves), jnp.concatenate(numbers))[0]
+        return lax.scan(fold, tuple(halves), (number, is_there))[0]
+
+
+def _gumbel(uniform: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
+    return -jnp.log(-jnp.log1p(-uniform))
+
+
+def _uniform(prefixes: Bits, tokens: Int[Array, "batch beams children"]) -> Float[Array, "batch beams children"]:
+    """The noise of candidates, by the bits of their prefixes."""
+    high, low = (half[..., None] for half in prefixes)
+    bits = low + tokens.astype(jnp.uint32) * (high | np.uint32(1))
+    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x21F0AAAD)
+    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x735A2D97)
+    return _to_uniform(bits ^ (bits >> np.uint32(15)))
 
 
 def _fold(bits: Bits, number: Int[Array, "..."]) -> Bits:

@@ -72,8 +72,8 @@ def argmax(values: Array) -> Array:  # noqa: D103
     return values.argmax(-1).astype(jnp.int32)
 
 
-def first_false(flags: Array, number: int) -> Array:  # noqa: D103
-    return jnp.argsort(flags, axis=-1, stable=True)[..., :number]
+def argsort(values: Array) -> Array:  # noqa: D103
+    return jnp.argsort(values, axis=-1, stable=True)
 
 
 def put(values: Array, places: Array, number: float) -> Array:  # noqa: D103

@@ -74,6 +74,8 @@ class DeviceCatalogue:
     rule_of_row: Int[HostOrDevice, " batch"]  # which rule each request has
     # by level from 1, nodes hidden from each request, sorted, padded with the root; None without any
     hidden: tuple[Int[HostOrDevice, "batch _"], ...] | None = None
+    bias: Float[Array, " nodes_and_padding"] | None = None  # `ItemBias.by_node`
+    groups: Int[Array, " nodes_and_padding"] | None = None  # `ItemGroups.by_node`
 
     @property
     def max_length(self) -> int:
@@ -98,6 +100,14 @@ class DeviceCatalogue:
     def is_leaf(self, states: Int[Array, "batch beams"], *, level: int) -> Bool[Array, "batch beams"]:
         """Whether a sequence ends in each state of a level, or of one above it; true for the dead state, too."""
         return self.trie.is_leaf(states, level=level)
+
+    def biased(
+        self, scores: Float[Array, "batch beams children"], states: Int[Array, "batch beams"], legal: Children
+    ) -> Float[Array, "batch beams children"]:
+        """The scores of a step with the terms of items' biases."""
+        if self.bias is None:
+            return scores
+        return scores + windows(self.bias, legal.first, size=scores.shape[-1]) - self.bias[states][..., None]
 
 
 def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int | None = None) -> DeviceCatalogue:
@@ -126,7 +136,12 @@ def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int 
     alive = tuple(zip(*(on_device(of_rule, device) for of_rule in lives), strict=True))
     rule_of_row = np.zeros(num_rows, np.int64) if rules.rule_of_row is None else rules.rule_of_row[order]
     return DeviceCatalogue(
-        on_device(trie, device), alive, np.asarray(rule_of_row, np.int32), _hidden_nodes(rules, order)
+        on_device(trie, device),
+        alive,
+        np.asarray(rule_of_row, np.int32),
+        _hidden_nodes(rules, order),
+        bias=None if rules.bias is None else on_device(rules.bias, device),
+        groups=None if rules.groups is None else on_device(rules.groups, device),
     )
 
 

@@ -8,14 +8,15 @@ Axes: B batch, P prompt, Q first tokens of an encoder-decoder's sequences.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from hf_gr.catalogue.item_values import ItemBias, ItemGroups
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import to_host
 
@@ -25,6 +26,7 @@ from .checks import (
     check_exact,
     check_lengths,
     check_tokens_of_catalogue,
+    check_values,
     read_widths,
 )
 from .configuration import GR_FIELDS, set_fields
@@ -78,6 +80,8 @@ class BaseCall(ABC):
         *,
         indexes: Any,
         exclude_items: Any,
+        item_bias: Any,
+        item_groups: Any,
         assistant: Any,
         seed: Any,
         max_lengths: Mapping[str, int] = MappingProxyType({}),
@@ -118,12 +122,25 @@ class BaseCall(ABC):
         check_config(config)
         if config.exact or config.max_nodes:
             check_exact(config, nodes_at_once, fields)
+        if item_bias is not None or item_groups is not None or config.max_per_group:
+            check_values(config, has_bias=item_bias is not None, has_groups=item_groups is not None)
         config.widths = widths
         if widths is not None and (config.exact or config.verification != "strict"):
             raise ValueError("num_beams is a list, expected a number with exact=True and draft heads: pass a number")
         indexes = resolve_index(model, indexes, may_be_list=True)
         prompt = cls.read_prompt(model, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
+        penalty = 0.0 if config.do_sample else float(config.length_penalty)  # samples have plain sums
+        if item_bias is not None:
+            bias = item_bias
+            if not isinstance(bias, ItemBias):
+                bias = ItemBias.read(item_bias, rules.snapshots, length_penalty=penalty)
+            rules = replace(rules, bias=bias)
+        if config.max_per_group:
+            groups = item_groups
+            if not isinstance(groups, ItemGroups):
+                groups = ItemGroups.read(item_groups, rules.snapshots)
+            rules = replace(rules, groups=groups)
         catalogue = rules.shared
         check_tokens_of_catalogue(catalogue, cls.vocabulary_of(model), name="constraint_index")
         check_code_book(first_of("code_book", fields, *configs), catalogue)
@@ -147,6 +164,30 @@ class BaseCall(ABC):
         drafts = drafts_of(cls.kinds, model, config, assistant, prompt, catalogue, fields, model_kwargs)
         seeds = None if seed is None else row_seeds(seed, prompt.num_rows)
         return cls(model, config, model_kwargs, prompt, rules, drafts, seeds, step_scores, room is not None)
+
+    def with_values(
+        self, ops: Any, found: dict[str, Any], *, missing_token: Any, put: Callable[[Any], Any] = lambda array: array
+    ) -> dict[str, Any]:
+        """What a search found, `[B, K, ...]` by name: biases added, and only the best rows of which each fits.
+
+        `num_proven` is then of those. `put` moves an array from the host to where the others are.
+        """
+        rules, config = self.rules, self.config
+        if rules.groups is not None and not config.exact:
+            at_most, number = config.max_per_group, config.num_return_sequences
+            fit = rules.groups.fitting(rules.shared, to_host(found["sequences"]), at_most, number)
+            places, fits = map(put, fit)
+            if found.get("num_proven") is not None:
+                found["num_proven"] = (fits & (places < found["num_proven"][:, None])).sum(-1)
+            fills = {"sequences": missing_token, "beam_indices": -1, "scores": -np.inf}
+            for name, fill in fills.items():
+                if name in found:
+                    rows = ops.along(found[name], places)
+                    found[name] = ops.fill(rows, ~fits[..., None] if rows.ndim > 2 else ~fits, fill)
+        for name in ("scores", "perturbed_scores"):
+            if rules.bias is not None and found.get(name) is not None:
+                found[name] = found[name] + rules.bias.largest
+        return found
 
     @staticmethod
     @abstractmethod

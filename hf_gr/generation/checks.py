@@ -80,6 +80,22 @@ def check_exact(config: Any, nodes_at_once: Any, given: Mapping[str, Any]) -> No
         raise ValueError("output_logits=True with exact=True, expected False: there are no levels of beams; omit it")
 
 
+def check_values(config: Any, *, has_bias: bool, has_groups: bool) -> None:
+    """Refuse biases and groups of items where no best list is searched."""
+    name = "item_bias" if has_bias else "max_per_group"
+    if has_groups and not config.max_per_group:
+        raise ValueError("item_groups without max_per_group, expected both: pass max_per_group=")
+    if config.num_beams == 1 or (config.do_sample and not config.exact):
+        raise ValueError(
+            f"{name} with num_beams={config.num_beams} and do_sample={config.do_sample}, expected a search by beams "
+            "or exact=True: pass num_beams=, without do_sample"
+        )
+    if config.verification not in ("strict", "catalogue"):
+        raise ValueError(
+            f"{name} with verification={config.verification!r}, expected 'strict' or 'catalogue': omit it"
+        )
+
+
 def not_with_exact(name: str) -> ValueError:
     """The error for what may raise or end scores."""
     return ValueError(
@@ -243,16 +259,18 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
 
 def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) -> dict[str, Any]:
     """What `core.plan.Options` holds of a prepared config; without `step_scores` no level's scores are kept."""
-    fill, has_details = fill_token(config), bool(config.return_dict_in_generate)
+    fill, has_details, num_beams = fill_token(config), bool(config.return_dict_in_generate), config.num_beams
     verification = VERIFICATION[getattr(config, "verification", None) or "strict"]
     is_relaxed = verification.samples
     is_ragged, is_checked = any(catalogue.trie.has_leaves[:-1]), not verification.unchecked_levels(2)
-    is_sum = not (config.do_sample or config.renormalize_logits) and config.num_beams > 1
+    is_sum = not (config.do_sample or config.renormalize_logits) and num_beams > 1
     return {
-        "num_beams": config.num_beams,
-        "num_return_sequences": config.num_return_sequences,
+        "num_beams": num_beams,
+        # Some of all that the beams find may not fit beside others.
+        "num_return_sequences": config.num_return_sequences if config.exact or not config.max_per_group else num_beams,
+        "max_per_group": config.max_per_group,
         "widths": config.widths,
-        "num_kept": (1 if is_relaxed else max(2, 1 + len(end_tokens(config)))) * config.num_beams,
+        "num_kept": (1 if is_relaxed else max(2, 1 + len(end_tokens(config)))) * num_beams,
         "do_sample": config.do_sample,
         "early_stopping": config.early_stopping,
         "forces_end": config.forced_eos_token_id is not None,

@@ -46,10 +46,13 @@ GR_FIELDS: dict[str, Any] = {
     "exact": None,
     "max_nodes": None,
     "code_book": None,
+    "max_per_group": None,
 }
 # Of these fields and of `generate`'s arguments, what transformers' own loop has not, and what to do there.
 OF_OUR_LOOP = {
     "exact": "omit it",
+    "max_per_group": "omit it",
+    "item_bias": "omit it",
     "widths": "pass num_beams as one number",
     "seed": "use torch.manual_seed",
     "generator": "use torch.manual_seed",
@@ -126,6 +129,10 @@ class GRGenerationConfig(GenerationConfig):
         code_book: what tokens meant when the model was trained, as some items and their tokens
             (`ConstraintIndex.code_book`); `train_recommender` sets it. A catalogue in which most of these items have
             other tokens is refused.
+        max_per_group: the most items of one group in a list, for variety: `item_groups` of `generate` names the
+            groups, by default the first token of each sequence. With `exact=True` this is the best such list of the
+            catalogue, else the best of what the beams found: rows are missing if that is too little, so give more
+            beams than results.
         forced_eos_token_id: transformers' own; used only if it is the catalogue's end token. In the longest sequences
             that token then has score 0, if `max_new_tokens` is omitted or equals their length.
         kwargs: the other arguments of `transformers.GenerationConfig`.
@@ -191,7 +198,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         isinstance(text, str) for pair in (book or {}).items() for text in pair
     ):
         raise ValueError(f"code_book={book!r}, expected tokens by item id, as index.code_book() returns them")
-    for name in ("num_draft_beams", "draft_token_budget", "max_nodes"):
+    for name in ("num_draft_beams", "draft_token_budget", "max_nodes", "max_per_group"):
         value = fields.get(name)
         if value is not None and (not is_integer(value) or value < 1):
             raise ValueError(f"{name}={value!r}, expected a positive integer or None")
@@ -204,7 +211,7 @@ def set_fields(config: Any, given: Mapping[str, Any]) -> None:
     by_head = config.drafting == "head" and not config.exact
     config.verification = config.verification or ("catalogue" if by_head else "strict")
     names = ("num_beams", "num_return_sequences", "num_assistant_tokens", "num_draft_beams", "draft_token_budget")
-    names += ("max_nodes",)
+    names += ("max_nodes", "max_per_group")
     for name in names:
         if is_integer(getattr(config, name)):  # of NumPy, too
             setattr(config, name, int(getattr(config, name)))

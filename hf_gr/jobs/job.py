@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from hashlib import sha256
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,14 @@ def _describe(value: Any) -> Any:
     if hasattr(value, "to_diff_dict"):
         fields = sorted(value.to_diff_dict().items())
         return {name: repr(field) for name, field in fields if name not in BOOKKEEPING}
+    if isinstance(value, Mapping) or hasattr(
+        value, "tolist"
+    ):  # a value for each item, of which a `repr` may omit some
+        entries: Any = value
+        if hasattr(entries, "to_dict"):  # of pandas
+            entries = entries.to_dict()
+        entries = sorted(map(repr, entries.items())) if isinstance(entries, Mapping) else entries.tolist()
+        return sha256(repr(entries).encode()).hexdigest()
     if isinstance(value, (list, tuple)):
         return [_describe(part) for part in value]
     if type(value).__repr__ is object.__repr__:  # it would contain an address

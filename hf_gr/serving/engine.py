@@ -43,7 +43,7 @@ from .workers import Workers, watch, while_wanted
 
 logger = logging.getLogger(__name__)
 
-CLASSIFY = "classify"  # a kind of job; of the others, their number of beams and `exact` are the kind
+CLASSIFY = "classify"  # a kind of job; of the others, their number of beams, `exact` and `max_per_group` are the kind
 COUNTS = "num_beams num_results max_beams workers cores token_budget max_batch max_queue max_prompt_tokens".split()
 LARGE = 4096  # ids and characters of a request that is read in a thread: it might take milliseconds
 CHARACTERS = 4  # of a token, about
@@ -246,6 +246,7 @@ class Engine:
         rule: str | None = None,
         seed: int | None = None,
         exact: bool | None = None,
+        max_per_group: int | None = None,
         timeout: float | None = None,
     ) -> Recommendation:
         """Recommend items to one user. To cancel this is to withdraw the request.
@@ -264,6 +265,8 @@ class Engine:
             rule: the name of a rule, with the same meaning.
             seed: of the samples, where `generate` samples.
             exact: True for the best items of the whole catalogue, proven; by default the engine's option.
+            max_per_group: the most items of one group in the answer: by the engine's `item_groups`, or the first token
+                of each sequence.
             timeout: seconds until the answer is worth nothing.
 
         Raises:
@@ -290,7 +293,7 @@ class Engine:
             cache, length = recommender.prefix_cache, len(request.tokens)
             if cache is not None:
                 length = cache.num_missing(request.tokens)
-            ahead, kind = recommender.tokens_ahead(beams), (beams, request.exact)
+            ahead, kind = recommender.tokens_ahead(beams), (beams, request.exact, request.max_per_group)
             return await self._answer(Job(request, kind, length, ahead, deadline, arrived))
 
     async def classify(self, *, text: str, num_labels: int = 5, timeout: float | None = None) -> Classification:
@@ -394,8 +397,10 @@ class Engine:
                 told["accepted"] = int(speculation.accepted_steps.sum())
 
         kind: Any = batch[0].kind
-        num_beams, exact = kind
+        num_beams, exact, max_per_group = kind
         options = recommender.options
+        if max_per_group is not None:
+            options = {**options, "max_per_group": max_per_group}
         if exact != bool(recommender.option("exact")):
             # Without it, there is no work for `max_nodes` to bound.
             options = {name: value for name, value in options.items() if exact or name != "max_nodes"}

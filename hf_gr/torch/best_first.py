@@ -34,8 +34,6 @@ from .speculation import Frontier, Rows, Speculation, joined
 from .transition import Children, DeviceCatalogue, children
 from .tree import NO_SLOT, Nodes, Tree
 
-ROOT, ILLEGAL = -2, -1  # stand for tokens where noise is drawn: for the beginning, and for all that are illegal
-
 
 def best_first(
     scorer: TreeScorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: TreeDrafter | None = None
@@ -110,6 +108,8 @@ class _BestFirst:
         most = (plan.max_nodes, plan.num_return_sequences) if plan.tolerance is None else (plan.num_kept,) * 2
         self.waiting, self.found = map(self._none, most)
         self.lost = self.waiting.keys[:, :1]  # the best key that did not fit
+        assert catalogue.groups is None or plan.max_per_group is not None
+        self.groups = None if catalogue.groups is None else core.Groups(catalogue.groups, plan.max_per_group or 0)
         nothing = torch.zeros(len(plan.prompt), dtype=torch.long, device=catalogue.device)
         self.counts: dict[str, Tensor] = dict.fromkeys((*COUNTS, "num_nodes"), nothing)
 
@@ -163,10 +163,8 @@ class _BestFirst:
                 drafts.append(_Draft(nodes, places.masked_fill(~is_there, 0), is_there))
                 families.append(self._family(nodes.states, range(level, level + 1)))
         logits = self.scorer.begin([draft.nodes for draft in drafts])
-        keys = root.scores
-        if plan.noise is not None:
-            keys = plan.noise.gumbel_below(root.sequences, root.depths, torch.full_like(root.states, ROOT)[..., None])
-        self._decide(replace(root, keys=keys.view(root.keys.shape)), families, drafts, logits)
+        root = replace(root, keys=root.scores) if plan.noise is None else core.drawn_root(root, plan.noise)
+        self._decide(root, families, drafts, logits)
 
     def _advance(self) -> bool:
         """One more forward; false if no row needs one."""
@@ -250,7 +248,9 @@ class _BestFirst:
                 of_inner = below.of(family.columns(family.levels.start, self.length - 1))
                 self.waiting, self.lost = core.with_best(self.waiting, of_inner, self.lost)
             if leaves:
-                self.found = core.with_ended(self.found, below.of(family.columns(leaves[0], self.length)))
+                ended = below.of(family.columns(leaves[0], self.length))
+                self.found = core.with_ended(self.found, ended, self.groups)
+                self.waiting = core.without_full(self.waiting, self.found, self.groups)
 
     def _below(self, nodes: Prefixes, family: _Family, logits: Float[Tensor, "batch nodes vocab"]) -> Below:
         """The children of some nodes, with their scores and keys."""
@@ -265,11 +265,14 @@ class _BestFirst:
             self.lost = self.lost.masked_fill(is_broken[:, None], 0.0)
         if plan.forces_end and self.length - 1 in family.levels:
             scores[..., scores.shape[-1] - family.sizes[-1] :] = 0.0  # only the end token is left
+        scores = self.catalogue.biased(scores, nodes.states, legal)
         if plan.noise is None:
             scores = nodes.scores[..., None] + scores
             inner, ended = (scores / by for by in self._divisors(family))
         else:
-            inner = ended = self._perturbed(nodes, legal, scores.masked_fill(~legal.legal, DEAD))
+            is_whole = plan.renormalizes and self.catalogue.bias is None
+            steps = scores.masked_fill(~legal.legal, DEAD)
+            inner = ended = core.perturbed(nodes, legal.tokens, steps, plan.noise, is_whole=is_whole)
             scores = nodes.scores[..., None] + scores
         is_there = legal.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
         return Below(
@@ -288,18 +291,6 @@ class _BestFirst:
         device = self.catalogue.device
         by = [list(zip(of, family.sizes, strict=True)) for of in (bounds, lengths)]
         return [torch.cat([torch.full((size,), of**penalty, device=device) for of, size in one]) for one in by]
-
-    def _perturbed(
-        self, nodes: Prefixes, legal: Children, steps: Float[Tensor, "batch nodes children"]
-    ) -> Float[Tensor, "batch nodes children"]:
-        """The keys of samples; what is illegal is one more branch, so that legal items are drawn among themselves."""
-        assert self.plan.noise is not None
-        others = (-steps.logsumexp(-1, keepdim=True).clamp(max=0.0).exp()).log1p()
-        others = others.fill_(DEAD) if self.plan.renormalizes else others
-        raw = nodes.scores[..., None] + torch.cat([steps, others], dim=-1)
-        tokens = F.pad(legal.tokens, (0, 1), value=ILLEGAL)
-        raw = raw + self.plan.noise.gumbel_below(nodes.sequences, nodes.depths, tokens)
-        return core.perturbed(ops, nodes.keys, raw)[..., :-1]
 
     def _family(self, states: Int[Tensor, "batch nodes"], levels: range) -> _Family:
         """The children of nodes of these levels."""

@@ -251,6 +251,7 @@ class _Search:
         if plan.output_logits:
             self._keep("logits", frontier, logits.float())
         del logits  # as wide as the vocabulary, and the next ones are about to be allocated
+        scores = self.catalogue.biased(scores, beams.states, legal)
         scores = torch.where(legal.legal, beams.scores[..., None] + scores, self.dead)
         picked = None
         if plan.is_relaxed and below is not None and below.log_probs is not None:

@@ -104,6 +104,7 @@ class DraftSearch(ABC):
         """The children of the last level's nodes, and their cumulative scores."""
         legal = children(self.nodes.states, self.catalogue, level=depth - 1)
         own = child_scores(logits, legal, self.nodes, self.plan, self.scorer.columns)
+        own = self.catalogue.biased(own, self.nodes.states, legal)
         return legal, torch.where(legal.legal, self.nodes.scores[..., None] + own, self.dead)
 
 

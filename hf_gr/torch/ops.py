@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 __all__ = [
-    "along", "arange", "argmax", "concat", "exp", "expand", "fill", "first_false", "full", "largest", "log",
+    "along", "arange", "argmax", "argsort", "concat", "exp", "expand", "fill", "full", "largest", "log",
     "log_softmax", "pad", "pick", "put", "smallest", "topk", "topk_in_order", "where",
 ]  # fmt: skip
 
@@ -62,8 +62,8 @@ def argmax(values: Tensor) -> Tensor:  # noqa: D103
     return (values.int() if values.dtype == torch.bool else values).argmax(-1)
 
 
-def first_false(flags: Tensor, number: int) -> Tensor:  # noqa: D103
-    return flags.int().argsort(dim=-1, stable=True)[..., :number]
+def argsort(values: Tensor) -> Tensor:  # noqa: D103
+    return values.int().argsort(dim=-1, stable=True)
 
 
 def put(values: Tensor, places: Tensor, number: float) -> Tensor:  # noqa: D103

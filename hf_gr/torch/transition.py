@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from hf_gr.catalogue.item_values import ItemBias, ItemGroups
 from hf_gr.catalogue.rules import BatchRules
 
 from .device_trie import TAKEN_ONE_BY_ONE, DeviceTrie, bits_on_device, moved, on_device, windows
@@ -63,6 +64,8 @@ class DeviceCatalogue:
     hidden: tuple[Int[Tensor, "batch _"] | None, ...] | None = None  # None without any
     rule_of_row: Int[Tensor, " batch"] | None = None  # None where there is one for all
     unchecked: tuple[Int[Tensor, " codes"], ...] = ()  # ascending
+    bias: Float[Tensor, " nodes_and_padding"] | None = None  # `ItemBias.by_node`
+    groups: Int[Tensor, " nodes_and_padding"] | None = None  # `ItemGroups.by_node`
     # Of its trie, at hand for every step:
     device: torch.device = field(init=False)
     max_length: int = field(init=False)  # the number of levels
@@ -85,13 +88,29 @@ class DeviceCatalogue:
         """Whether a sequence ends in each state of a level, or of one above it; true for the dead state, too."""
         return self.trie.is_leaf(states, level=level)
 
+    def biased(
+        self, scores: Float[Tensor, "batch beams children"], states: Int[Tensor, "batch beams"], legal: Children
+    ) -> Float[Tensor, "batch beams children"]:
+        """The scores of a step with the terms of items' biases."""
+        if self.bias is None:
+            return scores
+        return scores + (self.bias[legal.states] - self.bias[states][..., None])
+
 
 @torch.inference_mode(False)  # what is kept here serves training, too
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     """A batch's catalogue on a device; tries and rules move there once, the rest without synchronising."""
     if rules.rule_of_row is None and not rules.excluded:  # the same for all batches
-        return moved(rules.shared, device, lambda snapshot, device: _of_batch(BatchRules((snapshot,)), device))
-    return _of_batch(rules, device)
+        made = moved(rules.shared, device, lambda snapshot, device: _of_batch(BatchRules((snapshot,)), device))
+    else:
+        made = _of_batch(rules, device)
+    values = {"bias": rules.bias, "groups": rules.groups}
+    given = {name: moved(value, device, _move_values) for name, value in values.items() if value is not None}
+    return replace(made, **given) if given else made
+
+
+def _move_values(values: ItemBias | ItemGroups, device: torch.device) -> Tensor:
+    return to_device(values.by_node, device)
 
 
 def _of_batch(rules: BatchRules, device: torch.device) -> DeviceCatalogue:

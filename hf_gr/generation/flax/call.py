@@ -22,6 +22,7 @@ from transformers import GenerationConfig
 
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.core import ops as core_ops
 from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
 from hf_gr.flax.noise import Noise
@@ -118,23 +119,26 @@ class Call(BaseCall):
 
     @property
     def noise(self) -> Noise | None:
-        """What the program's rows draw from: those that only fill the bucket, too."""
-        return None if self.seeds is None else Noise.of(np.pad(self.seeds, (0, self.num_rows - len(self.seeds))))
+        """What the program's rows draw from; those that only fill the bucket are copies of the first."""
+        if self.seeds is None:
+            return None
+        return Noise.of(np.append(self.seeds, np.repeat(self.seeds[:1], self.num_rows - len(self.seeds))))
 
     def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:
         """transformers' output, without the rows that only fill the bucket."""
         prompt, plan, config = self.prompt, self.plan, self.config
         names = ["sequences"] + ["beam_indices"] * is_ragged  # each array fetched takes 0.1 ms
         if config.return_dict_in_generate:
-            names = ["sequences", "beam_indices", "scores", "num_levels"]
-        arrays = jax.device_get([getattr(decoded, name) for name in names])
-        found = {name: array[: prompt.num_rows] for name, array in zip(names, arrays, strict=True)}
+            names = ["sequences", "beam_indices", "scores", "num_levels", "num_proven", "perturbed_scores"]
+        arrays = {name: getattr(decoded, name) for name in names if getattr(decoded, name) is not None}
+        found = {name: array[: prompt.num_rows] for name, array in jax.device_get(arrays).items()}
+        found = self.with_values(core_ops, found, missing_token=plan.missing_token_id)
         sequences = found["sequences"]
         length = max(int((found["beam_indices"] >= 0).sum(-1).max()), 1) if is_ragged else sequences.shape[-1]
         begun = prompt.inputs if prompt.start is None else prompt.start
         new = sequences[..., :length].reshape(-1, length)
         # `jnp.asarray` would compile a program for every shape.
-        rows = jax.device_put(np.concatenate([np.repeat(begun, plan.num_return_sequences, axis=0), new], axis=1))
+        rows = jax.device_put(np.concatenate([np.repeat(begun, config.num_return_sequences, axis=0), new], axis=1))
         if not config.return_dict_in_generate:
             return rows
         beam_indices, num_levels = found["beam_indices"], int(found["num_levels"].max())
@@ -148,7 +152,7 @@ class Call(BaseCall):
             "sequences": rows,
             "scores": per_path(decoded.step_scores),
             "logits": per_path(decoded.step_logits),
-            "num_proven": None if decoded.num_proven is None else decoded.num_proven[: prompt.num_rows],
+            "num_proven": found.get("num_proven"),
             "speculation": _on_host(decoded.speculation, prompt.num_rows, self.draft),
             "seeds": None if self.seeds is None else self.seeds.tolist(),
         }
@@ -157,7 +161,9 @@ class Call(BaseCall):
             first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * width
             paths = np.where(beam_indices >= 0, beam_indices + first_path, -1)[..., :length].reshape(-1, length)
             fields["beam_indices"] = jax.device_put(paths)
-            fields["sequences_scores"] = jax.device_put(found["scores"].reshape(-1)) if config.output_scores else None
+            for name, of_rows in {"sequences_scores": "scores", "perturbed_scores": "perturbed_scores"}.items():
+                is_wanted = of_rows in found and (config.output_scores or of_rows == name)
+                fields[name] = jax.device_put(found[of_rows].reshape(-1)) if is_wanted else None
         return with_items(FlaxGenerateOutput(**fields), self.rules, begun.shape[1])
 
 
@@ -233,16 +239,13 @@ def processors_of(
 
 
 def _refuse_with_exact(config: Any, processors: Processors | None) -> None:
-    """Refuse what `exact=True` does not go with: samples, and all that may make a prefix worse than an item below."""
-    if config.do_sample:
-        raise ValueError(
-            "do_sample=True with exact=True, expected False in Flax: omit one, or use backend='torch', which draws "
-            "items without replacement"
-        )
+    """Refuse what `exact=True` does not go with: all that may make a prefix worse than an item below."""
     if processors is not None:
         functions = [("logits_processor", processors.functions), ("stopping_criteria", processors.criteria)]
-        name = next((name for name, given in functions if given), "suppress_tokens")
-        raise not_with_exact(name)
+        raise not_with_exact(next((name for name, given in functions if given), "suppress_tokens"))
+    for name, neutral in {"top_k": 0, "top_p": 1.0, "min_p": None}.items():
+        if config.do_sample and getattr(config, name) not in (None, neutral):
+            raise not_with_exact(name)
 
 
 def _read_functions(given: Any, name: str, returned: str) -> tuple[Any, ...]:

@@ -45,6 +45,8 @@ class FlaxGenerationMixin:
         *,
         constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
+        item_bias: Any = None,
+        item_groups: Any = None,
         assistant_model: Any = None,
         seed: int | Sequence[int] | npt.ArrayLike | None = None,
         key: Array | int | None = None,
@@ -70,6 +72,8 @@ class FlaxGenerationMixin:
             constraint_index: the catalogue, as for `GRGenerationMixin.generate`; by default the one that
                 `generation_config.constraint_index` names. Without one, or with False, only PyTorch generates.
             exclude_items: for every prompt, the ids of items to exclude.
+            item_bias: a number for each item, as for `GRGenerationMixin.generate`.
+            item_groups: the group of each item, likewise.
             assistant_model: a draft model, as for `GRGenerationMixin.generate`: another `FlaxModel`.
             seed: of the samples, as for `GRGenerationMixin.generate`, which draws the same for the same seed.
             key: a key of `jax.random`, or a seed of one: draws one integer as the `seed`. By default every call draws
@@ -133,6 +137,8 @@ class FlaxGenerationMixin:
             mesh=mesh,
             indexes=indexes,
             exclude_items=exclude_items,
+            item_bias=item_bias,
+            item_groups=item_groups,
             assistant=assistant_model,
             seed=seed,
         )

@@ -28,6 +28,7 @@ class FlaxGenerateOutput(WithItems, ModelOutput):
         hidden_states: None.
         past_key_values: None: the prompt's keys live inside the program.
         num_proven: by prompt, how many of its first answers are proven to be the best of its catalogue.
+        perturbed_scores: of samples without replacement, by which they are ranked.
         speculation: the number of forwards, and what was scored ahead.
         seeds: of the prompts' samples, if any were drawn.
     """
@@ -41,6 +42,7 @@ class FlaxGenerateOutput(WithItems, ModelOutput):
     hidden_states: Any = None
     past_key_values: Any = None
     num_proven: Int[Array, " batch"] | None = None
+    perturbed_scores: Float[Array, " rows"] | None = None
     speculation: Speculation | None = None
     seeds: list[int] | None = None
 

@@ -24,6 +24,7 @@ from hf_gr.generation.checks import check_tokens_of_catalogue, not_with_exact, o
 from hf_gr.generation.configuration import OF_OUR_LOOP, VERIFICATION
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import growing_angles
+from hf_gr.torch import ops
 from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.ops import to_device
@@ -111,7 +112,7 @@ class Call(BaseCall):
             # Nodes read ahead would give the others the rotary angles of a longer sequence.
             say_once("rope_type='dynamic', for more tokens than max_position_embeddings: decoding without a draft")
             call = replace(call, drafts={None: KINDS[None](model, config)})
-        given = vars(config) | {"seed": shared["seed"], "generator": generator}
+        given = vars(config) | {"seed": shared["seed"], "generator": generator, "item_bias": shared["item_bias"]}
         for name, fix in OF_OUR_LOOP.items():
             if not is_ours and given[name] is not None and given[name] is not False:
                 raise ValueError(f"{name} is given, expected None in transformers' loop: {fix}")
@@ -195,6 +196,8 @@ class Call(BaseCall):
     def answer(self, prepared: Prepared, search: Search, decoded: Decoded) -> Any:
         """transformers' output; `past_key_values` is the prompt's cache, ready for another call."""
         config, decoded = self.config, decoded.cropped()
+        if self.rules.groups is not None or self.rules.bias is not None:
+            decoded = self._with_values(decoded, prepared.plan)
         prompts = prepared.input_ids.repeat_interleave(config.num_return_sequences, dim=0)
         sequences = torch.cat([prompts, decoded.sequences.to(prompts.device)], dim=1)
         if not config.return_dict_in_generate:
@@ -216,6 +219,20 @@ class Call(BaseCall):
         is_encoder_decoder = self.model.config.is_encoder_decoder
         made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)
         return with_items(made(**fields), self.rules, prompts.shape[1])
+
+    def _with_values(self, decoded: Decoded, plan: DecodePlan) -> Decoded:
+        """The same with what the call gives for items."""
+        of_rows = ("sequences", "scores", "beam_indices", "perturbed_scores")
+        found = {name: getattr(decoded, name) for name in of_rows}
+        by_row = {
+            name: one.unflatten(0, (-1, plan.num_return_sequences)) for name, one in found.items() if one is not None
+        }
+        device, how = decoded.scores.device, {"missing_token": plan.missing_token_id}
+        by_row = self.with_values(
+            ops, by_row | {"num_proven": decoded.num_proven}, put=lambda array: to_device(array, device), **how
+        )
+        num_proven = by_row.pop("num_proven")
+        return replace(decoded, **{name: one.flatten(0, 1) for name, one in by_row.items()}, num_proven=num_proven)
 
     def _plan(self, input_ids: Tensor, processors: Any, criteria: Iterable[Any]) -> DecodePlan:
         """The options of the call, in the loop's terms."""

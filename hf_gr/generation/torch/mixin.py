@@ -61,6 +61,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         *args: Any,
         constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
+        item_bias: Any = None,
+        item_groups: Any = None,
         assistant_model: Any = None,
         separator: str | Sequence[int] | None = None,
         max_labels: int | None = None,
@@ -77,6 +79,14 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             exclude_items: for every prompt, the ids of items to exclude, such as those that the user already has; ids
                 that the catalogue does not contain are ignored. If items share a sequence, it is excluded only if all
                 of them are.
+            item_bias: a number for each of `index.item_ids`, or a dictionary (or pandas Series) of numbers by item id,
+                0 where it lacks one: popularity, margin, freshness. It is added to the final score, after the division
+                by `length ** length_penalty`, and a prefix is as good as the best item below it may be, so that
+                `exact=True` and `num_proven` hold for the sums. For beam search and `exact=True`; samples of the
+                latter are drawn with probabilities in proportion to `exp(score)`, biases included.
+            item_groups: the group of each item for `max_per_group` (category, artist, ...), likewise; None or NaN, or
+                no entry, for an item that is a group of its own. By default the first token. Of items that share a
+                sequence the largest bias counts, and the group of the first.
             assistant_model: a draft model with the same vocabulary, which proposes nodes to score ahead; also with
                 several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
                 `verification`, and for drafts by the catalogue itself, which need no model: `drafting="trie"`. Logits
@@ -146,6 +156,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         }
         if indexes is None:
             given = {"exclude_items": exclude_items, "separator": separator, "max_labels": max_labels, "seed": seed}
+            given |= {"item_bias": item_bias, "item_groups": item_groups}
             fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
             refuse_without_catalogue(fields | given | {"generator": generator})
             kwargs |= {} if assistant_model is None else {"assistant_model": assistant_model}
@@ -165,6 +176,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             generator=generator,
             indexes=indexes,
             exclude_items=exclude_items,
+            item_bias=item_bias,
+            item_groups=item_groups,
             assistant=assistant_model,
             seed=seed,
         )
