@@ -74,7 +74,9 @@ async def test_requests_and_answers() -> None:
             "is_fallback": False, "seconds": {"total": 0.011, "queued": 0.001, "computed": 0.01}, "batch_size": 1,
             "num_proven": None,
         }  # fmt: skip
-        assert engine.asked == [{"text": None, "tokens": None, "exact": None, "max_per_group": None, "timeout": 0.2, **asked}]
+        assert engine.asked == [
+            {"text": None, "tokens": None, "exact": None, "max_per_group": None, "timeout": 0.2, **asked}
+        ]
         # In a list each has its answer or its error.
         bodies = [{"history": ["B01"], "sequences": True}, {"history": ["unknown"]}, {"histroy": []}, 7]
         answers = (await http.post("/v1/recommend", json=[*bodies, {"history": ["full"]}])).json()
