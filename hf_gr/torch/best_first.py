@@ -95,6 +95,9 @@ class _Draft:
     is_there: Bool[Tensor, "batch nodes"]  # else padding
 
 
+FEW = 8  # children of a node below which all is drafted; more would fill forwards with what is never needed
+
+
 class _BestFirst:
     """Serves one call; the arguments are those of `best_first`."""
 
@@ -209,7 +212,7 @@ class _BestFirst:
         families, drafts, used = [family], list[_Draft](), self.counts["num_nodes"] * 0
         while self.drafter is not None and families[-1].levels.start + 1 < self.length:
             above = families[-1]
-            wanted = above.inner.flatten(1)
+            wanted = (above.inner & (above.inner.sum(-1, keepdim=True) <= FEW)).flatten(1)
             used = used + wanted.sum(-1)
             wanted = wanted & (used <= self.drafter.budget)[:, None]
             width = int(wanted.sum(-1).max())  # synchronises, as above
