@@ -9,7 +9,7 @@ code book if most items that both know have other tokens there; items that are a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .trie import PADDING
 
@@ -17,6 +17,7 @@ CodeBook = Mapping[str, str]
 NUM_ITEMS = 32  # of a code book: they tell catalogues apart whose codes were made twice, and fit a config
 
 
+@runtime_checkable
 class HasTokens(Protocol):
     """A catalogue, or semantic IDs."""
 
