@@ -25,7 +25,7 @@ from hf_gr import ConstraintIndex
 pytest.importorskip("fastapi")
 from hf_gr.serving import app as app_module
 from hf_gr.serving import logs
-from hf_gr.serving.app import MOST_AT_ONCE, make_app
+from hf_gr.serving.app import MOST_AT_ONCE, MOST_CHANGES, make_app
 from hf_gr.serving.errors import Refused, read_message
 from hf_gr.serving.middleware import Limits
 from hf_gr.serving.schemas import CataloguePatch, RecommendRequest, read_body
@@ -359,6 +359,21 @@ async def test_another_index_and_changes_that_fail(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(engine.catalogue, "apply", full)
         error = await error_of(await http.patch("/v1/catalogue", json={"remove": ["B01"]}), 507)
         assert f"({os.strerror(errno.ENOSPC)}): the catalogue is unchanged" in error["message"]
+
+
+@in_loop
+async def test_changes_that_hang_keep_nobody_else() -> None:
+    """Such as those that wait for another process's lock, in threads that large questions needed, too."""
+    engine, may_end = FakeEngine(), threading.Event()
+    engine.catalogue.apply = lambda update: may_end.wait(30)  # pyright: ignore
+    async with client(engine) as http:
+        changes = [asyncio.create_task(http.patch("/v1/catalogue", json={})) for _ in range(MOST_CHANGES)]
+        await asyncio.sleep(0.05)
+        error = await error_of(await http.patch("/v1/catalogue", json={}), 503)
+        assert (error["message"], error["retry_after"]) == ("16 changes of the catalogue wait already: retry later", 1.0)
+        assert (await http.post(**ask(history=["B01"] * 20_000))).status_code == 200
+        may_end.set()
+        assert {one.status_code for one in await asyncio.gather(*changes)} == {200}
 
 
 @in_loop

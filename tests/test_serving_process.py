@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from serving_fake import httpx
 pytest.importorskip("uvicorn")
 
 PROGRAM = """
-import json, sys
+import json, resource, sys, threading, time
 from serving_fake import FakeEngine
 from hf_gr.serving import logs, run
 from hf_gr.serving.app import make_app
@@ -33,6 +33,8 @@ from hf_gr.serving.middleware import Limits
 class Told(FakeEngine):
     async def close(self, **options):
         await super().close(**options)
+        if "hangs" in sys.argv:
+            threading.Thread(target=time.sleep, args=(60,)).start()
         told = {"cancelled": self.num_cancelled, "asked": len(self.asked), "switches": sys.getswitchinterval()}
         print(json.dumps(told), flush=True)
 
@@ -40,12 +42,14 @@ engine = Told()
 engine.start_error = RuntimeError("no memory") if "fails" in sys.argv else None
 run.HEAD_TIMEOUT = run.SEND_TIMEOUT = 0.5
 logs.configure()
+if "few" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (50, 64))
 made = run.bind("127.0.0.1", 0)
 print(run.address_of(made), flush=True)
 before = sys.getswitchinterval()
 app = make_app(engine, limits=Limits(body_timeout=0.5))
-delay = 0.0 if "fails" in sys.argv else float((sys.argv + ["0"])[1])
-failure = run.run(app, made, drain_timeout=5, drain_delay=delay)
+delay = float((sys.argv + ["0"])[1])
+failure = run.run(app, made, drain_timeout=0.5 if "hangs" in sys.argv else 5, drain_delay=delay, ends_process=True)
 assert sys.getswitchinterval() == before
 sys.exit(0 if failure is None else 1)
 """
@@ -87,11 +91,14 @@ class Process:
         return self.process.returncode, json.loads(out), [json.loads(line) for line in log.splitlines()]
 
 
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n"
+
+
 @contextmanager
 def process(*arguments: str) -> Iterator[Process]:
     made = Process(*arguments)
     try:
-        if arguments != ("fails",):
+        if "fails" not in arguments:
             made.wait_until_ready()
         yield made
     finally:
@@ -195,26 +202,57 @@ def test_no_client_that_keeps_its_connection_loses_a_request() -> None:
 
 
 def test_an_engine_that_does_not_start_ends_the_process() -> None:
-    with process("fails") as made:
+    with process("0", "fails") as made:
         code, _, log = made.end()
     (failed,) = [line for line in log if line["event"] == "not started"]
     assert (code, failed["error"]["message"]) == (1, "no memory")
 
 
+def test_a_process_ends_whatever_it_computes() -> None:
+    with process("0", "hangs") as made:
+        start = time.monotonic()
+        made.process.send_signal(signal.SIGTERM)
+        code, _, log = made.end()
+    assert (code, log[-1]["event"], time.monotonic() - start < 5) == (0, "cut", True)
+
+
+def test_idle_clients_make_room() -> None:
+    """As many as the process has files let nobody else in, and filled the log."""
+    with process("0", "few") as made, ExitStack() as opened:
+        busy, *idle = [opened.enter_context(socket.create_connection(made.address)) for _ in range(2)]
+        busy.sendall(slow(timeout_ms=400))
+        time.sleep(0.05)
+        for _ in range(60):
+            idle.append(opened.enter_context(socket.create_connection(made.address)))
+            time.sleep(0.01)  # else connecting waits for the system's second try
+        assert httpx.get(made.url + "/healthz").status_code == 200
+        assert read_all(idle[0]) == b""
+        for connection in (idle[-1], busy):
+            connection.sendall(HEALTHZ)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert made.read_log().count("\n") < 10
+
+
 def test_slow_clients_are_cut(server: Process) -> None:
-    healthz = b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n"
-    connections = [socket.create_connection(server.address) for _ in range(4)]
-    silent, slow_head, slow_body, second = connections
+    connections = [socket.create_connection(server.address) for _ in range(5)]
+    silent, slow_head, slow_body, second, unread = connections
     start = time.monotonic()
     slow_body.sendall(start_of("/v1/recommend", "content-length: 20") + b"{")
-    second.sendall(healthz)
+    second.sendall(HEALTHZ)
+    unread.sendall(HEALTHZ[:-2] + b"content-length: 500\r\n\r\n")
     for byte in b"POST /v1/reco":
         slow_head.sendall(bytes([byte]))
+        unread.sendall(b"x")
         time.sleep(0.03)
+    with suppress(ConnectionError):  # it goes on with a body that nobody reads
+        for _ in range(50):
+            unread.sendall(b"x")
+            time.sleep(0.01)
+        pytest.fail("it was not cut")
     assert [read_all(silent), read_all(slow_head)] == [b"", b""]
     assert read_all(slow_body).startswith(b"HTTP/1.1 408")
     time.sleep(0.3)  # longer than the head may take: idle is no crime
-    second.sendall(healthz)
+    second.sendall(HEALTHZ)
     time.sleep(0.2)
     second.sendall(b"GET /heal")
     assert read_all(second).count(b"HTTP/1.1 200") == 2

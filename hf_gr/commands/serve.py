@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import typer
 
-from hf_gr.serving.defaults import MAX_PROMPT_TOKENS, TIMEOUT
+from hf_gr.serving.defaults import MAX_CONNECTIONS, MAX_PROMPT_TOKENS, TIMEOUT
 
 from .failures import STOPPED, fail, quiet_libraries
 from .programs import require
@@ -62,6 +62,7 @@ def serve(
     page: bool = False,
     titles: Path | None = None,
     max_body: int = 2**20,
+    max_connections: int = MAX_CONNECTIONS,
     drain_timeout: float = 30.0,
     drain_delay: float = 2.0,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
@@ -106,7 +107,8 @@ def serve(
         titles: names of items for the page, as JSON by id, or .csv or .tsv with item_id and title; by default those in
             the model's folder, where the demo saves them.
         max_body: bytes of a request.
-        drain_timeout: seconds for requests in flight at the end.
+        max_connections: clients at once; more take the place of those that have sent nothing for longest.
+        drain_timeout: seconds for requests in flight at the end; whatever computes longer is cut.
         drain_delay: seconds after SIGTERM in which new requests are still answered, while /readyz says 503, so that a
             load balancer sends them elsewhere.
         log_level: the lowest level that is logged, as lines of JSON on stderr.
@@ -126,9 +128,9 @@ def serve(
         raise ValueError(f"prompt={prompt!r}, expected a text with {{text}} in it, where the text goes")
     if not 0 <= port < 2**16:
         raise ValueError(f"port={port}, expected 0 to 65535")
-    for argument in ("max_body", "drain_timeout", "drain_delay"):
-        if not arguments[argument] >= 0:
-            raise ValueError(f"{argument}={arguments[argument]}, expected 0 or more")
+    for argument, least in (("max_body", 0), ("drain_timeout", 0), ("drain_delay", 0), ("max_connections", 1)):
+        if not arguments[argument] >= least:
+            raise ValueError(f"{argument}={arguments[argument]}, expected {least} or more")
     with bind(host, port) as bound, ExitStack() as opened:
         name = _demo_model() if model is None else model
         quiet_libraries()
@@ -172,7 +174,8 @@ def serve(
             limits=Limits(max_body=max_body),
             drain_timeout=drain_timeout,
         )
-        failure = run(app, bound, drain_timeout=drain_timeout, drain_delay=drain_delay)
+        how: dict[str, Any] = {"drain_timeout": drain_timeout, "drain_delay": drain_delay}
+        failure = run(app, bound, **how, max_connections=max_connections, ends_process=True)
     if failure is not None:
         raise fail("serve", f"the engine does not start: {failure}", code=STOPPED) from failure
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -45,11 +46,12 @@ except ImportError as missing:
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
 
-from .answers import Classification, Closed, Recommendation
+from .answers import Classification, Closed, Overloaded, Recommendation
 from .catalogues import Update
 from .logs import log
 
 MOST_AT_ONCE = 256  # requests in one call
+CHANGES_AT_ONCE, MOST_CHANGES = 4, 16  # of the catalogue: begun, and with those that wait
 LARGE = 2**16  # bytes of a body that is read in a thread
 
 T = TypeVar("T")
@@ -141,6 +143,8 @@ class Server:
         self.failure: BaseException | None = None  # which kept the engine from starting
         self.is_draining = False  # it is about to end, and says so; what is asked nevertheless is answered
         self._drain_timeout = drain_timeout
+        # Threads of their own, which may wait for a lock or the Hub: others need the event loop's.
+        self._changing, self._num_changes = ThreadPoolExecutor(CHANGES_AT_ONCE, "hf_gr change"), 0
         engine.observers.append(self.metrics)
 
     @asynccontextmanager
@@ -153,6 +157,7 @@ class Server:
             self.drain()
             starting.cancel()
             await asyncio.wait([starting])
+            self._changing.shutdown(wait=False, cancel_futures=True)
             await self.engine.close(timeout=self._drain_timeout)
             log("closed")
 
@@ -176,6 +181,18 @@ class Server:
         else:
             state = self.catalogue()
             log("ready", seconds=round(clock() - start, 3), catalogue_version=state.version, items=state.num_items)
+
+    async def change(self, act: Callable[[], None]) -> None:
+        """Change the catalogue in a thread, to its end, whether the client waits or not."""
+        if self._num_changes >= MOST_CHANGES:
+            raise Overloaded(f"{MOST_CHANGES} changes of the catalogue wait already: retry later", retry_after=1.0)
+        self._num_changes += 1
+        future = asyncio.get_running_loop().run_in_executor(self._changing, act)
+        future.add_done_callback(self._changed)
+        await asyncio.shield(future)
+
+    def _changed(self, future: asyncio.Future[None]) -> None:
+        self._num_changes -= 1
 
     def catalogue(self) -> CatalogueState:
         """The catalogue as it is."""
@@ -240,11 +257,8 @@ def _add_catalogue(
     def add(method: str, kind: Any, act: Callable[[Any, Any], None], about: str) -> None:
         async def change(request: Request) -> Response:
             body = await request.body()
-            # In a thread, since it may be large, and to its end, whether the client waits or not.
             try:
-                await asyncio.shield(
-                    asyncio.to_thread(lambda: act(server.engine.catalogue, read_body(kind, read_json(body))))
-                )
+                await server.change(lambda: act(server.engine.catalogue, read_body(kind, read_json(body))))
             except OSError as failure:
                 log("not written", level=logging.ERROR, error=failure)
                 message = f"the change cannot be written ({failure.strerror or failure}): the catalogue is unchanged"

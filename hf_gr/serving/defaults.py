@@ -4,3 +4,4 @@
 
 TIMEOUT = 10.0  # seconds until a request's deadline
 MAX_PROMPT_TOKENS = 4096  # longer prompts are cut: one request should not keep a worker for minutes
+MAX_CONNECTIONS = 1000
