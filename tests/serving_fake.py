@@ -77,7 +77,7 @@ class FakeEngine:
         index = ConstraintIndex.from_sequences(list(ITEMS.values()), item_ids=list(ITEMS))
         self.catalogue = LiveCatalogue(index, {"europe": ["B02", "B03"]}, version=3)
         self.observers: list[Observer] = []
-        self.is_ready = False
+        self.is_ready = self.is_stuck = False
         self.num_waiting = 0
         self.asked: list[dict[str, Any]] = []
         self.num_cancelled = 0

@@ -262,6 +262,18 @@ async def test_the_deadline_ends_a_request_even_while_it_is_computed() -> None:
 
 
 @in_virtual_time
+async def test_workers_that_never_end_are_known() -> None:
+    case, told = Case(workers=2, seconds=lambda batch: 100.0), []
+    for _ in range(2):
+        with pytest.raises(TooLate):
+            await case.ask("hangs", timeout=1.0)
+        await asyncio.sleep(35.0)
+        told.append(case.batcher.is_stuck)
+    await asyncio.sleep(70.0)
+    assert (told, case.batcher.is_stuck) == ([False, True], False)
+
+
+@in_virtual_time
 async def test_the_pace_is_known_of_batches_that_were_given_up() -> None:
     case = Case(seconds=lambda batch: 1.01)
 

@@ -174,7 +174,10 @@ async def test_bad_requests_are_refused_by_name() -> None:
         ({"history": "B00"}, "history='B00', expected a list of item ids"),
         ({"history": [7]}, "history has 7, expected strings"),
         ({"history": []}, "history is empty, expected one item or more"),
-        ({"history": ["gone", "lost"]}, "history has 'gone' and no item of the catalogue"),
+        (
+            {"history": ["gone", "lost"]},
+            "history has 'gone', expected at least one item of the catalogue: send known items",
+        ),
         ({"history": ["B00"], "rule": "x" * 3000}, r"rule='x{79}\.\.\., expected one of"),
         ({"history": ["B00"], "exclude": [5]}, "exclude has 5, expected strings"),
         ({"history": ["B00"], "rule": "odd"}, r"rule='odd', expected one of \['even', 'few'\]"),
@@ -354,6 +357,8 @@ async def test_an_engine_is_closed_before_it_is_ready_and_after_it_has_ended() -
         await engine.recommend(history=["B00"])
     await engine.start()
     assert engine.is_ready
+    with pytest.raises(RuntimeError, match="started in another event loop, expected that one"):
+        await asyncio.to_thread(asyncio.run, engine.recommend(history=["B00"]))
     pending = asyncio.ensure_future(engine.recommend(history=["B00"]))
     await asyncio.sleep(0)
     await engine.close()

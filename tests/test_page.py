@@ -110,7 +110,10 @@ def test_every_file_is_served_and_titles_need_the_key(still: FakeEngine) -> None
     for headers, status in (({}, 401), ({"authorization": "Bearer secret"}, 200)):
         assert client.get("/page/items", headers=headers).status_code == status
         assert client.post("/page/titles", json=[0], headers=headers).status_code == status
-    error = client.get("/page/items?limit=no", headers={"authorization": "Bearer secret"}).json()["error"]
+    for body in (b"[NaN]", b'["\\ud800"]', b"7", b"[1.5]"):
+        answer = client.post("/page/titles", content=body, headers=headers)
+        assert (answer.status_code, set(answer.json())) == (422, {"error"})
+    error = client.get("/page/items?limit=no", headers=headers).json()["error"]
     assert (error["argument"], error["value"]) == ("query.limit", "no")
     assert "/page/items" not in client.get("/openapi.json").json()["paths"]
     assert TestClient(make_app(still)).get("/page/").status_code == 404

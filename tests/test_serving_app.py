@@ -370,7 +370,10 @@ async def test_changes_that_hang_keep_nobody_else() -> None:
         changes = [asyncio.create_task(http.patch("/v1/catalogue", json={})) for _ in range(MOST_CHANGES)]
         await asyncio.sleep(0.05)
         error = await error_of(await http.patch("/v1/catalogue", json={}), 503)
-        assert (error["message"], error["retry_after"]) == ("16 changes of the catalogue wait already: retry later", 1.0)
+        assert (error["message"], error["retry_after"]) == (
+            "16 changes of the catalogue wait already: retry later",
+            1.0,
+        )
         assert (await http.post(**ask(history=["B01"] * 20_000))).status_code == 200
         may_end.set()
         assert {one.status_code for one in await asyncio.gather(*changes)} == {200}
@@ -400,7 +403,13 @@ async def test_the_server_answers_while_the_engine_warms_up() -> None:
         await error_of(await http.post(**ask(history=["B01"])), 503)
         await asyncio.sleep(0.2)
         assert (await http.get("/readyz")).json() == {"status": "ready", "catalogue_version": 3}
+        assert [
+            (one.status_code, one.content) for one in (await http.head("/healthz"), await http.head("/readyz"))
+        ] == [(200, b"")] * 2
         assert not engine.is_closed
+        engine.is_stuck = True
+        assert "hangs" in (await error_of(await http.get("/readyz"), 503))["message"]
+        assert "start the server anew" in (await error_of(await http.get("/healthz"), 503))["message"]
     never, failing = FakeEngine(start_seconds=100), FakeEngine()
     failing.start_error = RuntimeError("no memory")
     async with client(never, is_ready=False), client(failing, is_ready=False) as http:
@@ -478,7 +487,12 @@ def test_logs_have_no_histories() -> None:
 async def test_the_documentation_names_everything() -> None:
     async with client(api_key="read") as http:
         made = (await http.get("/openapi.json")).json()
-        assert "swagger" in (await http.get("/docs")).text
+        docs = (await http.get("/docs")).text
+        assert ("POST /v1/recommend" in docs, "timeout_ms" in docs, "http" in docs.replace("over HTTP", "")) == (
+            True,
+            True,
+            False,
+        )
     with_key = {path for path, methods in made["paths"].items() if any("security" in one for one in methods.values())}
     assert with_key == {"/v1/recommend", "/v1/classify", "/v1/catalogue"}
     assert set(made["paths"]) == with_key | {"/healthz", "/readyz", "/metrics"}

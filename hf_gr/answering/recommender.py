@@ -176,7 +176,7 @@ class Recommender:
         if not prompt and self.fallback is None:
             problem, fix = f"{given[0]} is empty, expected one item or more", "send some"
             if dropped:
-                problem = f"history has {shown(dropped[0])} and no item of the catalogue, expected one or more"
+                problem = f"history has {shown(dropped[0])}, expected at least one item of the catalogue"
                 fix = "send known items"
             raise ValueError(f"{problem}: {fix}, or have a fallback list answer")
         missing = (*dropped, *unknown)

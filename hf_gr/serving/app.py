@@ -13,10 +13,12 @@ Needs `pip install "hf-gr[serve]"`. `hf-gr serve` runs it in one process, `hf_gr
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from html import escape
 from typing import Any, TypeVar
 
 try:
@@ -52,6 +54,7 @@ from .logs import log
 
 MOST_AT_ONCE = 256  # requests in one call
 CHANGES_AT_ONCE, MOST_CHANGES = 4, 16  # of the catalogue: begun, and with those that wait
+DOCS_HEADERS = {"content-type": "text/html; charset=utf-8", "content-security-policy": "default-src 'none'"}
 LARGE = 2**16  # bytes of a body that is read in a thread
 
 T = TypeVar("T")
@@ -110,6 +113,7 @@ def make_app(
         version=__version__,
         description="Recommendations and labels by constrained generation: every answer is an item of the catalogue.",
         lifespan=lambda app: server.lifespan(),
+        docs_url=None,
         redoc_url=None,
     )
     app.state.server = server
@@ -287,19 +291,26 @@ def _add_catalogue(
 
 
 def _add_health(app: FastAPI, server: Server) -> None:
-    @app.get("/healthz", tags=["health"])
+    @app.get("/healthz", responses={503: _ERRORS[503]}, tags=["health"])
     async def healthz() -> Response:
-        """The process is alive."""
+        """The process is alive, and some worker, too: else start it anew."""
+        if server.engine.is_stuck:
+            raise Closed("every worker hangs: start the server anew")
         return _json({"status": "alive"})
 
     @app.get("/readyz", responses={503: _ERRORS[503]}, tags=["health"])
     async def readyz() -> Response:
         """Warmed up, and not draining: send requests."""
-        if server.engine.is_ready and not server.is_draining:
+        if server.engine.is_ready and not server.is_draining and not server.engine.is_stuck:
             return _json({"status": "ready", "catalogue_version": server.engine.catalogue.edition.version})
         if server.failure is not None:
             raise Closed("the engine did not start: the server's log says why")
-        raise Closed("the engine is not ready: it warms up, or drains")
+        raise Closed("the engine is not ready: it warms up, drains, or hangs")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """`/openapi.json` for people, without scripts, which would be a third party's."""
+        return Response(_documentation(app.openapi()), headers=DOCS_HEADERS)
 
     @app.get("/metrics", response_class=Response, tags=["health"])
     async def metrics(request: Request) -> Response:
@@ -308,6 +319,20 @@ def _add_health(app: FastAPI, server: Server) -> None:
         server.metrics.updated(state.version, state.num_items)
         body, content_type = server.metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
+
+
+def _documentation(schema: Mapping[str, Any]) -> str:
+    """Endpoints, and what each takes."""
+    parts = []
+    for path, methods in schema["paths"].items():
+        for method, about in methods.items():
+            taken = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+            body = "" if taken is None else f"<pre>{escape(json.dumps(taken, indent=2))}</pre>"
+            parts.append(
+                f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(about.get('description', ''))}</p>{body}"
+            )
+    about = f"<h1>hf_gr</h1><p>{escape(schema['info']['description'])} For programs: /openapi.json</p>"
+    return f"<!doctype html><title>hf_gr</title>{about}{''.join(parts)}"
 
 
 def _swap(catalogue: Any, body: CataloguePut) -> None:

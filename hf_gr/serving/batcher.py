@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 PACE = 0.2  # weight of the last batch in what is known of the machine's pace
 SLOWEST_PACE, FASTEST_PACE = 100.0, 0.05
 CHOICE = 2.0  # budgets of tokens with the earliest deadlines, among which a batch is chosen
+STUCK = 30.0  # seconds after the last deadline of a batch that is still being computed
 TRIALS = 0.1  # of a worker's time, for requests that look hopeless: so estimates that are too high are found out
 
 
@@ -88,7 +89,10 @@ class Batcher:
         self.seconds_per_token = costs.seconds(token_budget) / token_budget
         self._run, self._pool, self._workers, self._tell = run, pool, workers, tell
         self._waiting: list[Job] = []  # by deadline
-        self._in_flight: dict[asyncio.Task[None], float] = {}  # and when each will probably end
+        self._in_flight: dict[
+            asyncio.Task[None], tuple[float, float]
+        ] = {}  # when each probably ends; its last deadline
+        self._loop = asyncio.get_running_loop()
         self._num_batches = 0
         self._next_trial = 0.0
         self._is_woken = self.is_closing = False
@@ -98,9 +102,20 @@ class Batcher:
         """Jobs in the queue."""
         return len(self._waiting)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether every worker computes what it should have given up long ago: the process must be started anew."""
+        ends = [deadline for _, deadline in self._in_flight.values()]
+        return len(ends) >= self._workers and self._loop.time() - max(ends) > STUCK
+
     async def submit(self, job: Job) -> Any:
         """The job's answer with its times, once it is computed. To cancel this is to withdraw the job."""
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise RuntimeError(
+                "the engine was started in another event loop, expected that one: asyncio.run_coroutine_threadsafe "
+                "calls it from elsewhere"
+            )
         self._admit(job, loop.time())
         job.future = loop.create_future()
         insort(self._waiting, job, key=attrgetter("deadline"))
@@ -164,7 +179,7 @@ class Batcher:
     def _seconds_before(self, deadline: float, now: float) -> float:
         """About how long a job with this deadline waits: until others have ended, and those before it in the queue."""
         tokens = sum(job.tokens for job in self._waiting if job.deadline <= deadline)
-        left = sum(max(0.0, end - now) for end in self._in_flight.values())
+        left = sum(max(0.0, end - now) for end, _ in self._in_flight.values())
         waiting = max(self.predicted(tokens), self.seconds_per_token * tokens) if tokens else 0.0
         return (left + waiting) / self._workers
 
@@ -184,7 +199,7 @@ class Batcher:
                 self._remove(job)
             if batch:
                 task = loop.create_task(self._compute(batch, now, is_full=bool(self._waiting)))
-                self._in_flight[task] = now + seconds
+                self._in_flight[task] = now + seconds, max(job.deadline for job in batch)
                 task.add_done_callback(self._ended)
 
     def _take(self, now: float, num_free: int) -> tuple[list[Job], float]:

@@ -52,8 +52,9 @@ CHARACTERS = 4  # of a token, about
 class Engine:
     """Answers many users at once: batches by token capacity, deadlines, workers, a catalogue that changes meanwhile.
 
-    Call it from one event loop. A request alone in its batch is answered as `model.generate` answers it, bit for bit
-    unless the keys of its prompt's first tokens are cached; in a batch, scores are the same but for rounding.
+    Call it from the event loop in which it was started. A request alone in its batch is answered as `model.generate`
+    answers it, bit for bit unless the keys of its prompt's first tokens are cached; in a batch, scores are the same
+    but for rounding.
 
     Args:
         model: a loaded model in evaluation mode, or the folder or repository of one.
@@ -198,6 +199,11 @@ class Engine:
     def is_ready(self) -> bool:
         """Whether the engine is warmed up, and not closing."""
         return self._batcher is not None and not self._batcher.is_closing
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether every worker hangs, so that only another process can answer."""
+        return self._batcher is not None and self._batcher.is_stuck
 
     @property
     def num_waiting(self) -> int:

@@ -95,7 +95,8 @@ class Middleware:
             if self._num_open > self._limits.max_open and not is_quiet:
                 raise Overloaded(f"{self._limits.max_open} requests are in flight", retry_after=1.0)
             body.check_length(headers.get(b"content-length", b"0"))
-            await self._app(scope, body.receive, answer)
+            # The server sends no body after HEAD.
+            await self._app(dict(scope, method="GET") if scope["method"] == "HEAD" else scope, body.receive, answer)
         except Exception as failure:
             told = describe(failure)
             if told.status == 500:

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Query
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from hf_gr.answering.requests import split_items
+from hf_gr.serving.schemas import ItemIds, Taken, read_body, read_json
 
 TITLES = "titles.json"  # in the folder of a model: found without --titles
 STATIC = Path(__file__).parent / "static"
@@ -67,6 +68,12 @@ def find_titles(titles: Path | None, model: Any) -> dict[str, str]:
         return read_titles(titles)
     own = Path(str(model)) / TITLES
     return read_titles(own) if own.is_file() else {}
+
+
+class Named(Taken):
+    """Whose titles the page asks for."""
+
+    item_ids: ItemIds
 
 
 class Names:
@@ -140,7 +147,8 @@ def add_page(
         return names.search(search, limit=limit)
 
     @router.post("/page/titles", dependencies=[*dependencies])
-    def describe(item_ids: list[ItemId]) -> list[dict[str, Any]]:
+    async def describe(request: Request) -> list[dict[str, Any]]:
+        item_ids = read_body(Named, {"item_ids": read_json(await request.body())}).item_ids
         return names.describe(item_ids[:MOST_NAMED])
 
     app.include_router(router)
