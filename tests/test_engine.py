@@ -27,6 +27,7 @@ from hf_gr.answering import recommender
 from hf_gr.core import auto
 from hf_gr.generation.torch.scorers import Prompts
 from hf_gr.serving import costs
+from hf_gr.serving import engine as engine_module
 from hf_gr.serving.answers import BrokenAnswer, Closed, Observer, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
@@ -445,19 +446,35 @@ def test_workers_prefill_at_once() -> None:
 
 
 @in_loop
-async def test_labels_are_ranked_as_by_classify() -> None:
+async def test_labels_are_ranked_as_by_classify(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of("bpe")
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     model = enable(LlamaForCausalLM(config)).eval()
     labels = ConstraintIndex.from_labels(["sports", "science", "politics"], tokenizer)
     texts = ["The match", "A long text of science and technology", "abc"]
-    async with Engine(model, labels, tokenizer=tokenizer) as engine:
+    async with Engine(model, labels, tokenizer=tokenizer, max_tree_nodes=4, workers=1) as engine:
         answers = await asyncio.gather(*[engine.classify(text=text, num_labels=2) for text in texts])
         for answer, ranked in zip(answers, classify(model, tokenizer, texts, labels, top_k=2), strict=True):
             assert answer.labels == [label for label, _ in ranked]
             assert answer.probabilities == pytest.approx([value for _, value in ranked], abs=TOLERANCE)
-        for wish, message in (({"text": ""}, "text=''"), ({"text": "a", "num_labels": 513}, "to 512")):
+        how: dict[str, Any] = {"score": "sum", "threshold": 1e-9, "hierarchy": "i"}
+        computed: list[Any] = []
+        monkeypatch.setattr(engine_module, "classify", lambda *a, **b: computed.append(a[2]) or classify(*a, **b))
+        answers = await asyncio.gather(*[engine.classify(text=text, num_labels=2, **how) for text in texts])
+        expected = classify(model, tokenizer, texts, labels, top_k=2, max_tree_nodes=4, **how)
+        assert max(map(len, computed)) > 1  # several texts in one batch
+        for number, answer in enumerate(answers):
+            assert (answer.method, answer.parents is not None) == ("bounded", True)
+            assert answer.labels == [label for label, _ in expected[number]]
+            assert answer.mass_left == pytest.approx(expected.mass_left[number], abs=TOLERANCE)
+            for level, wanted in zip(answer.parents or [], (expected.parents or [])[number], strict=True):
+                assert dict(level) == pytest.approx(dict(wanted), abs=TOLERANCE)
+        for wish, message in (
+            ({"text": ""}, "text=''"),
+            ({"text": "a", "score": "best"}, "score='best'"),
+            ({"text": "a", "num_labels": 513}, "to 512"),
+        ):
             with pytest.raises(ValueError, match=message):
                 await engine.classify(**wish)
         assert (await engine.recommend(text="The match", num_results=3, num_beams=3)).items

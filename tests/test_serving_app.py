@@ -88,7 +88,9 @@ async def test_requests_and_answers() -> None:
         labels = (await http.post("/v1/classify", json=[{"text": "meow", "num_labels": 1}, {"text": 7}])).json()
         assert (labels[0]["labels"], labels[0]["probabilities"]) == (["cat"], [0.75])
         assert labels[1]["error"]["argument"] == "[1].text"
-        assert {"text": "meow", "num_labels": 1, "timeout": None} in engine.asked
+        given = {"score": "renormalized", "threshold": None, "hierarchy": None, "timeout": None}
+        assert {"text": "meow", "num_labels": 1, **given} in engine.asked
+        assert (labels[0]["method"], labels[0]["mass_left"]) == ("exact", 0.0)
         assert (await http.post("/v1/classify", json={"text": "meow"})).json()["labels"] == ["cat", "dog"]
         number = len(engine.asked)
         for bodies in [[], [{"history": ["B01"]}] * (MOST_AT_ONCE + 1)]:

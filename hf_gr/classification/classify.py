@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ from hf_gr.generation.defaults import LOGITS_AT_ONCE
 from hf_gr.generation.prompts import padding_side
 
 from .prompts import PromptEncoder, prompt_room
-from .result import Ranked, RankedLabels, read_hierarchy
+from .result import Ranked, RankedLabels, Score, read_hierarchy
 
-Score = Literal["renormalized", "sum", "mean", "pmi"]
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 NEUTRAL_TEXT = "N/A"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Method = Literal["exact", "bounded", "beams"]
+Score = Literal["renormalized", "sum", "mean", "pmi"]  # by which labels are ranked: see `classify`
 TEXTS_SHOWN, LABELS_SHOWN = 5, 3
 Ranked = list[tuple[Any, float]]
 PathOf = Callable[[str], Sequence[str]]  # from a label to its parents, the topmost first, and itself
@@ -69,7 +70,7 @@ class RankedLabels(list[Ranked]):
         num_labels: int,
         num_nodes: int,
         num_scored: Sequence[int],
-        score: str = "sum",
+        score: Score = "sum",
         mass_left: Sequence[float] = (),
         parents: list[list[Ranked]] | None = None,
         each: list[Ranked] | None = None,

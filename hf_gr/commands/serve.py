@@ -25,7 +25,7 @@ PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "pr
 OF_ENGINE = (
     *("fallback", "unknown_items", "tokenizer", "max_prompt_tokens", "num_beams", "num_results", "max_beams"),
     *("workers", "token_budget", "max_batch", "max_queue", "timeout", "key_cache_bytes", "revision", "device"),
-    *("prefix_tokens", "suffix_tokens"),
+    *("prefix_tokens", "suffix_tokens", "max_tree_nodes"),
 )
 
 
@@ -42,6 +42,7 @@ def serve(
     prefix_tokens: Sequence[int] = (),
     suffix_tokens: Sequence[int] = (),
     prompt: str | None = None,
+    max_tree_nodes: int = 8192,
     num_beams: int | None = None,
     num_results: int = 10,
     max_beams: int = 512,
@@ -88,6 +89,7 @@ def serve(
         suffix_tokens: token ids after every history.
         prompt: what the model reads for /v1/classify, with {text} in the text's place; \n is a new line. By default a
             plain request for a category.
+        max_tree_nodes: the most nodes (tokens of labels) that /v1/classify scores for a text.
         num_beams: beams, unless a request says otherwise; by default the checkpoint's own, if any, else 20.
         num_results: items, unless a request says otherwise.
         max_beams: the most beams, and labels, of a request.

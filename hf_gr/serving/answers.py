@@ -38,11 +38,19 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Classification:
-    """The labels of one text, the most probable first, with their probabilities."""
+    """The labels of one text, the best first, with their probabilities.
+
+    Attributes:
+        method: how they were found, and `mass_left` what others may have at most: see `RankedLabels`.
+        parents: with `hierarchy`, for every level the parents and their probabilities, best first.
+    """
 
     labels: list[str]
     probabilities: list[float]
     catalogue_version: int
+    method: str = "exact"
+    mass_left: float = 0.0
+    parents: list[list[tuple[str, float]]] | None = None
     seconds: dict[str, float] | None = None
     batch_size: int = 0
 

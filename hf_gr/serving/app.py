@@ -227,8 +227,9 @@ def _add_questions(app: FastAPI, server: Server, to_ask: list[Any]) -> None:
         return vars(answer) | ({"sequences": server.sequences(answer.items)} if with_sequences else {})
 
     async def classify(request: ClassifyRequest) -> dict[str, Any]:
-        timeout = _seconds(request.timeout_ms)
-        return vars(await server.engine.classify(text=request.text, num_labels=request.num_labels, timeout=timeout))
+        given = dict(request)
+        timeout = _seconds(given.pop("timeout_ms"))
+        return vars(await server.engine.classify(**given, timeout=timeout))
 
     def add(path: str, kind: Any, answer: Any, ask: Callable[[Any], Coroutine[Any, Any, Any]], about: str) -> None:
         async def question(request: Request) -> Response:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +31,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.classification.prompts import prompt_room
+from hf_gr.classification.result import Score
 from hf_gr.generation.checks import check_code_book, check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
@@ -43,10 +44,18 @@ from .workers import Workers, watch, while_wanted
 
 logger = logging.getLogger(__name__)
 
-CLASSIFY = "classify"  # a kind of job; of the others, their number of beams, `exact` and `max_per_group` are the kind
 COUNTS = "num_beams num_results max_beams workers cores token_budget max_batch max_queue max_prompt_tokens".split()
+COUNTS += ["max_tree_nodes"]
 LARGE = 4096  # ids and characters of a request that is read in a thread: it might take milliseconds
 CHARACTERS = 4  # of a token, about
+
+
+class Labelling(NamedTuple):
+    """The kind of a job that classifies; of the others, their number of beams, `exact` and `max_per_group` are it."""
+
+    score: Score
+    threshold: float | None
+    hierarchy: str | None
 
 
 class Engine:
@@ -83,6 +92,7 @@ class Engine:
         device: of a model loaded by name: `"cpu"`, `"cuda:1"`, ...; None for a GPU if there is one.
         revision: branch, tag or commit of a model loaded by name from the Hub, and of its tokenizer.
         prompt: what `classify` reads, with `{text}` in the text's place.
+        max_tree_nodes: the most nodes of labels that it scores for a text.
         observer: hears of batches and requests.
         options: further arguments of `generate`. With `drafting="auto"` the warm-up times the forwards of
             batches of every size that is usual.
@@ -124,6 +134,7 @@ class Engine:
         device: Any = None,
         revision: str | None = None,
         prompt: str = DEFAULT_PROMPT,
+        max_tree_nodes: int = 8192,
         observer: Observer | None = None,
         **options: Any,
     ) -> None:
@@ -174,7 +185,7 @@ class Engine:
         self.catalogue.check = self._check_index
         self._check_index(edition.index)
         self.observers = [] if observer is None else [observer]  # more may come at any time
-        self.prompt = prompt
+        self.prompt, self.max_tree_nodes = prompt, max_tree_nodes
         self._workers = Workers(workers, input_device(model), cores=cores)
         self._hooks: list[Any] = []
         self._limits = {"max_batch": max_batch, "max_queue": max_queue}
@@ -302,8 +313,19 @@ class Engine:
             ahead, kind = recommender.tokens_ahead(beams), (beams, request.exact, request.max_per_group)
             return await self._answer(Job(request, kind, length, ahead, deadline, arrived))
 
-    async def classify(self, *, text: str, num_labels: int = 5, timeout: float | None = None) -> Classification:
+    async def classify(
+        self,
+        *,
+        text: str,
+        num_labels: int = 5,
+        score: Score = "renormalized",
+        threshold: float | None = None,
+        hierarchy: str | None = None,
+        timeout: float | None = None,
+    ) -> Classification:
         """Rank the labels of the catalogue, made by `ConstraintIndex.from_labels`, for one text: see `hf_gr.classify`.
+
+        Texts with the same `score`, `threshold` and `hierarchy` are computed together.
 
         Raises:
             ValueError: an invalid argument, or a catalogue that has no labels; the rest is as in `recommend`.
@@ -312,7 +334,7 @@ class Engine:
             recommender = self._current()
             if recommender.index.snapshot.tokenizer is None:
                 raise ValueError("the catalogue has items and no labels, expected one of ConstraintIndex.from_labels")
-            most = recommender.max_beams  # large label sets are searched with a beam a label
+            most = recommender.max_beams
             if not is_integer(num_labels) or not 1 <= num_labels <= most:
                 raise ValueError(f"num_labels={num_labels!r}, expected an integer from 1 to {most}")
             if recommender.tokenizer is None:
@@ -320,8 +342,9 @@ class Engine:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"text={shown(text)}, expected a text that is not empty")
             length = min(len(self.prompt) + len(text), recommender.room or 2**31) // CHARACTERS
-            ahead = min(len(recommender.index), 8192)  # about a node a label
-            return await self._answer(Job((text, num_labels), CLASSIFY, length, ahead, deadline, arrived))
+            ahead = min(len(recommender.index), self.max_tree_nodes)  # about a node a label
+            kind = Labelling(score, threshold, hierarchy)
+            return await self._answer(Job((text, num_labels), kind, length, ahead, deadline, arrived))
 
     @contextmanager
     def _observed(self, timeout: float | None) -> Iterator[tuple[float, float]]:
@@ -385,7 +408,7 @@ class Engine:
         recommender = self._current()
         try:
             with while_wanted(lambda: not all(job.future.done() for job in batch)):
-                if batch[0].kind == CLASSIFY:
+                if isinstance(batch[0].kind, Labelling):
                     return self._ranked(batch, recommender), {}
                 return self._recommended(batch, recommender)
         except torch.OutOfMemoryError as error:
@@ -431,6 +454,7 @@ class Engine:
     def _ranked(self, batch: Sequence[Job], recommender: Recommender) -> list[Classification]:
         room = prompt_room(self.model.config, recommender.tokenizer, recommender.index.max_length, None)
         texts, numbers = zip(*(job.request for job in batch), strict=True)
+        how: Any = batch[0].kind
         ranked = classify(
             self.model,
             recommender.tokenizer,
@@ -439,13 +463,21 @@ class Engine:
             top_k=max(numbers),
             prompt=self.prompt,
             batch_size=len(texts),
+            max_tree_nodes=self.max_tree_nodes,
             max_length=min(room, recommender.max_prompt_tokens or room),
             progress=False,
+            **how._asdict(),
         )
-        best = [labels[:number] for labels, number in zip(ranked, numbers, strict=True)]
         return [
-            Classification([label for label, _ in labels], [share for _, share in labels], recommender.version)
-            for labels in best
+            Classification(
+                [label for label, _ in labels[:number]],
+                [share for _, share in labels[:number]],
+                recommender.version,
+                method=ranked.method,
+                mass_left=ranked.mass_left[row],
+                parents=ranked.parents and [level[:number] for level in ranked.parents[row]],
+            )
+            for row, (labels, number) in enumerate(zip(ranked, numbers, strict=True))
         ]
 
 

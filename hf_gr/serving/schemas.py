@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeVar
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, StrictStr, ValidationError, model_validator
 
+from hf_gr.classification.result import Score
+
 from .errors import to_json, wrong
 
 
@@ -83,6 +85,13 @@ class ClassifyRequest(Taken):
 
     text: str
     num_labels: Count = 5
+    score: Score = Field(default="renormalized", description="By what labels are ranked: see hf_gr.classify.")
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Omit labels and parents of a smaller probability."
+    )
+    hierarchy: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="The text between the levels of a label: also answer with parents."
+    )
     timeout_ms: Milliseconds | None = None
 
 
