@@ -127,18 +127,26 @@ def _forward(model: Any, prompt: list[int], mask: list[int], start: list[int], p
     return model(**given).logits
 
 
+def requests_of(model: Any, batch: Batch, processor: Processor | None = None) -> list[Request]:
+    """The requests of a batch, read once for all calls that are judged by them."""
+    start = [model.config.decoder_start_token_id] if model.config.is_encoder_decoder else []
+    prompts = zip(*(batch.inputs[name].tolist() for name in ("input_ids", "attention_mask")), batch.legal, strict=True)
+    how: dict[str, Any] = {"start": start, "processor": processor}
+    return [Request(model, prompt, mask, sequences=legal, **how) for prompt, mask, legal in prompts]
+
+
 def check_rows(
-    model: Any,
     batch: Batch,
+    requests: Sequence[Request],
     rows: list[list[int]],
     scores: list[float] | None,
     *,
-    processor: Processor | None,
     is_exact: bool,
     num_beams: Any,
     renormalize: bool = False,
     length_penalty: float = 1.0,
     proven: list[int] | None = None,
+    is_ordered: bool = True,
 ) -> None:
     """Judge the generated rows of a batch, as many for every prompt: legal, of the right scores, and the right ones.
 
@@ -146,19 +154,17 @@ def check_rows(
     the slow search; of every prompt the first ones that are `proven` must be the best of all its sequences. The other
     arguments are as in the call.
     """
-    start = [model.config.decoder_start_token_id] if model.config.is_encoder_decoder else []
-    each, left = divmod(len(rows), len(batch.legal))
+    each, left = divmod(len(rows), len(requests))
     assert not left
-    for number, legal in enumerate(batch.legal):
-        prompt, mask = (batch.inputs[name][number].tolist() for name in ("input_ids", "attention_mask"))
-        request = Request(model, prompt, mask, start=start, sequences=legal, processor=processor)
+    for number, request in enumerate(requests):
         here = slice(number * each, (number + 1) * each)
         found = [_read(row, of_row, request, batch.wanted[number]) for row, of_row in batch.items(number, rows[here])]
         if scores is None:
             _judge_paths(request, found, is_exact=is_exact)
         else:
             how = {"renormalize": renormalize, "length_penalty": length_penalty}
-            _judge_beams(request, found, scores[here], num_beams=num_beams, is_exact=is_exact, **how)
+            more = {"num_beams": num_beams, "is_exact": is_exact, "is_ordered": is_ordered}
+            _judge_beams(request, found, scores[here], **more, **how)
             if proven is not None:
                 _judge_proof(request, found, scores[here], proven[number], **how)
 
@@ -190,6 +196,7 @@ def _judge_beams(
     *,
     num_beams: Any,
     is_exact: bool,
+    is_ordered: bool,
     renormalize: bool,
     length_penalty: float,
 ) -> None:
@@ -198,7 +205,7 @@ def _judge_beams(
     assert len(set(there)) == len(there), "a sequence twice"
     assert not np.isnan(scores).any(), scores
     assert all(score == -np.inf for score in scores[len(there) :]), scores
-    assert all(left >= right for left, right in pairwise(scores)), scores
+    assert not is_ordered or all(left >= right for left, right in pairwise(scores)), scores
     how = {"renormalize": renormalize, "length_penalty": length_penalty}
     for sequence, score in zip(there, scores, strict=False):
         expected = sum(request.steps(sequence, renormalize=renormalize)) / len(sequence) ** length_penalty

@@ -7,6 +7,7 @@ What is drawn stands beside its slow twin, a list of pairs of a sequence and an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,18 @@ FIRST = 3  # tokens below are padding and end tokens, which prompts do not conta
 
 
 class Catalogue:
-    """An index and its slow twin; the longest sequence has `length` tokens, drawn by default."""
+    """An index and its slow twin; sequences have at most `length` tokens, drawn by default like the other facts."""
 
-    def __init__(self, rng: np.random.Generator, *, length: int | None = None, most: int = 250) -> None:
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        *,
+        length: int | None = None,
+        is_ragged: bool | None = None,
+        numbers: Sequence[int] = (1, 2, 5, 30, 100, 250),
+    ) -> None:
         self.rng = rng
-        self.is_ragged = bool(rng.random() < 0.5)
+        self.is_ragged = bool(rng.random() < 0.5) if is_ragged is None else is_ragged
         self.length = length or int(rng.integers(1, 6))
         self.tokens = rng.choice(
             [token for token in range(VOCABULARY) if not (self.is_ragged and token == EOS)],
@@ -33,7 +41,7 @@ class Catalogue:
         )
         self.has_names = bool(rng.random() < 0.3)
         self.num_items = 0
-        self.pairs = self.new_pairs(min(int(rng.choice([1, 2, 5, 30, 100, 250])), most))
+        self.pairs = self.new_pairs(pick(rng, *numbers))
         sequences, ids = zip(*self.pairs, strict=True)
         eos = EOS if self.is_ragged else None
         self.index = ConstraintIndex.from_sequences(sequences, item_ids=ids, eos_token_id=eos)
@@ -88,8 +96,16 @@ class Batch:
     wanted: list[set[Any]]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, catalogue: Catalogue, sizes: tuple[int, ...] = (1, 2, 3, 5)) -> Batch:
-        """Prompts, some padded, each with a view and exclusions or all of the catalogue."""
+    def draw(
+        cls,
+        rng: np.random.Generator,
+        catalogue: Catalogue,
+        sizes: tuple[int, ...] = (1, 2, 3, 5),
+        *,
+        views: bool | None = None,
+        excludes: bool | None = None,
+    ) -> Batch:
+        """Prompts, some padded, each with a view and exclusions or all of the catalogue, as drawn by default."""
         num_rows, length = int(rng.choice(sizes)), int(rng.integers(1, 12))
         lengths = rng.integers(1, length + 1, size=num_rows) if rng.random() < 0.5 else np.full(num_rows, length)
         length = int(lengths.max())
@@ -100,13 +116,13 @@ class Batch:
         }
         index: Any = catalogue.index
         wanted = [set(catalogue.ids)] * num_rows
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 if views is None else views:
             kept = [catalogue.some(int(rng.integers(0, len(catalogue.ids) + 1))) for _ in range(num_rows)]
             kept = [catalogue.ids if rng.random() < 0.3 else some for some in kept]
             wanted = [set(some) for some in kept]
             index = [catalogue.index.where(some) for some in kept]
         excluded = None
-        if rng.random() < 0.4:
+        if rng.random() < 0.4 if excludes is None else excludes:
             excluded = [catalogue.some(int(rng.integers(0, len(catalogue.ids) + 1))) for _ in range(num_rows)]
             wanted = [some - set(gone) for some, gone in zip(wanted, excluded, strict=True)]
         return cls(inputs, index, excluded, [catalogue.legal(some) for some in wanted], wanted)

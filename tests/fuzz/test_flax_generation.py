@@ -2,18 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random calls of `generate` in Flax against brute force by the same checkpoint in PyTorch.
 
-Options that make another program are few, since a program compiles for seconds; catalogues, rules and prompts are not.
+A program compiles for seconds: so many cases share one, drawn first, with catalogues, rules, prompts, weights and
+penalties of their own.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import pytest
-from brute_force import check_rows
+from architectures import build_small
+from brute_force import check_rows, requests_of
 from draws import Batch, Catalogue, pick
 from families import PAD, build
 
@@ -21,62 +25,97 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 from hf_gr import AutoModelForGenerativeRetrieval, enable  # noqa: E402
+from hf_gr.flax import device_trie, transition  # noqa: E402
+from hf_gr.flax.families import FAMILIES  # noqa: E402
 
-pytestmark = pytest.mark.slow
+CASES_A_PROGRAM = 100
+LAYERS = {"t5": "num_layers", "bart": "decoder_layers"}
+EVERY_NODE = 700  # of the largest catalogue here
 
-LAYERS = {"llama": "num_hidden_layers", "t5": "num_layers"}
-NUM_BEAMS = 16
 
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("flax")
+@pytest.fixture(autouse=True)
+def _one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets that all catalogues fit."""
+    monkeypatch.setattr(device_trie, "SMALLEST", 1024)
+    monkeypatch.setattr(device_trie, "CHILDREN", 64)
+    monkeypatch.setattr(transition, "HIDDEN_NODES", 256)
 
 
 @cache
-def pair(family: str, folder: Path) -> tuple[Any, Any]:
+def pair(family: str, seed: int) -> tuple[Any, Any]:
     """One checkpoint on both sides."""
-    model = enable(build(family, config={LAYERS[family]: 1}))
-    model.save_pretrained(folder / family)
-    return model, AutoModelForGenerativeRetrieval.from_pretrained(folder / family, backend="flax")
+    layers = {} if family.startswith("gemma") else {LAYERS.get(family, "num_hidden_layers"): 1}
+    plain = build_small(family, seed=seed) if family == "gemma" else build(family, seed=seed, config=layers)
+    model, folder = enable(plain), Path(mkdtemp())
+    model.save_pretrained(folder)
+    return model, AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="flax")
 
 
-@pytest.mark.usefixtures("one_shape")
-def test_flax_calls_equal_brute_force(fuzz: Any, folder: Path) -> None:
+def draw_program(rng: np.random.Generator) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What one program serves: a family, kinds of catalogues and of batches, and options."""
+    exact, samples = bool(rng.random() < 0.6), bool(rng.random() < 0.2)
+    beams = pick(rng, 2, 8, 16) if exact else pick(rng, 1, 2, 5, 16)
+    most = 30 if exact else beams if beams > 1 or not samples else 8
+    options = {
+        "num_beams": beams,
+        "num_return_sequences": most if rng.random() < 0.5 else int(rng.integers(1, most + 1)),
+        "renormalize_logits": bool(rng.random() < 0.25),
+        "drafting": pick(rng, None, "trie"),
+        **({"exact": True, "max_nodes": pick(rng, None, EVERY_NODE, 20)} if exact else {"do_sample": samples}),
+    }
+    catalogue: dict[str, Any] = {"length": int(rng.integers(1, 6)), "numbers": (30, 100)}
+    catalogue["is_ragged"] = bool(rng.random() < 0.5)
+    if options["drafting"]:  # whose shapes are the catalogue's
+        catalogue["rng"] = np.random.default_rng(rng.integers(2**31))
+    batch = {"sizes": (pick(rng, 1, 4),), "views": bool(rng.random() < 0.5), "excludes": bool(rng.random() < 0.4)}
+    return pick(rng, *FAMILIES), catalogue, batch, options
+
+
+def check_case(rng: np.random.Generator, program: Any) -> tuple[int, int]:
+    """One call; returns the number of rows, and how many are proven."""
+    family, of_catalogue, of_batch, options = program
+    model, flax = pair(family, int(rng.integers(2)))
+    catalogue = Catalogue(**{"rng": rng, **deepcopy(of_catalogue)})
+    batch = Batch.draw(rng, catalogue, **of_batch)
+    competes, samples = options["num_beams"] > 1, options.get("do_sample", False)
+    warmth = float(rng.uniform(0.5, 2.0)) if samples else 1.0
+    given = {
+        **options,
+        **({"length_penalty": pick(rng, 1.0, 0.0, 2.0, -1.0, 30.0), "early_stopping": "never"} if competes else {}),
+        **({"temperature": warmth, "seed": int(rng.integers(2**31))} if samples else {}),
+        "pad_token_id": PAD,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
+    inputs = {name: value.numpy() for name, value in batch.inputs.items()}
+    try:
+        with jax.default_matmul_precision("highest"):
+            out = flax.generate(**inputs, constraint_index=batch.index, exclude_items=batch.excluded, **given)
+        start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        requests = requests_of(model, batch, (lambda last, scores: scores / warmth) if samples else None)
+        proven = None if out.num_proven is None else out.num_proven.tolist()
+        check_rows(
+            batch,
+            requests,
+            np.asarray(out.sequences)[:, start:].tolist(),
+            np.asarray(out.sequences_scores).tolist() if competes else None,
+            is_exact=not (samples or options.get("exact")),  # whose proof is judged: it finds what beams do not
+            num_beams=options["num_beams"],
+            renormalize=options["renormalize_logits"],
+            length_penalty=given.get("length_penalty", 1.0),
+            proven=proven,
+        )
+        if options.get("max_nodes") == EVERY_NODE:
+            assert proven == [min(options["num_return_sequences"], len(request.sequences)) for request in requests]
+    except Exception as error:
+        error.add_note(f"{family} in Flax: {given}")
+        raise
+    return len(out.sequences), sum(proven or ())
+
+
+@pytest.mark.slow
+def test_flax_calls_equal_brute_force(fuzz: Any) -> None:
     for case in fuzz:
-        rng = case.rng
-        model, flax = pair(pick(rng, *LAYERS), folder)
-        catalogue = Catalogue(rng, length=3, most=250)
-        batch = Batch.draw(rng, catalogue, sizes=(1, 2, 4))
-        options = {
-            "num_beams": NUM_BEAMS,
-            "num_return_sequences": NUM_BEAMS,
-            "early_stopping": "never",
-            "length_penalty": pick(rng, 1.0, 0.0, 2.0, -1.0, 30.0),
-            "renormalize_logits": False,
-            "drafting": pick(rng, None, None, None, "trie"),
-            "exact": pick(rng, False, False, True),
-            "pad_token_id": PAD,
-            "return_dict_in_generate": True,
-            "output_scores": True,
-        }
-        inputs = {name: value.numpy() for name, value in batch.inputs.items()}
-        try:
-            with jax.default_matmul_precision("highest"):
-                out = flax.generate(**inputs, constraint_index=batch.index, exclude_items=batch.excluded, **options)
-            prompt_length = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-            check_rows(
-                model,
-                batch,
-                np.asarray(out.sequences)[:, prompt_length:].tolist(),
-                np.asarray(out.sequences_scores).tolist(),
-                processor=None,
-                is_exact=not options["exact"],  # which does not find what so many beams would: its proof is judged
-                num_beams=NUM_BEAMS,
-                length_penalty=options["length_penalty"],
-                proven=None if out.num_proven is None else out.num_proven.tolist(),
-            )
-        except Exception as error:
-            error.add_note(f"{model.config.model_type} in Flax: {options}")
-            raise
-        fuzz.count(calls=1, prompts=len(batch.legal), rows=len(out.sequences))
+        program = draw_program(np.random.default_rng([fuzz.seed, case.number // CASES_A_PROGRAM]))
+        rows, proven = check_case(case.rng, program)
+        fuzz.count(calls=1, exact_calls=int("exact" in program[3]), rows=rows, proven=proven)

@@ -9,7 +9,7 @@ repetition; where the search is exact, the rows are those of the slow search.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import NAMES, build_small
-from brute_force import Processor, check_rows
+from brute_force import Processor, check_rows, requests_of
 from draws import Batch, Catalogue, pick
 from families import EOS, FAMILIES, PAD, VOCABULARY, build
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -141,11 +141,13 @@ def model_of(family: str, seed: int, attention: str | None) -> Any:
     return enable(build(family, seed=seed, attn_implementation=attention))
 
 
-def draw_model(rng: np.random.Generator) -> tuple[str, int, str | None]:
+def draw_model(
+    rng: np.random.Generator, families: Sequence[str] = KNOWN, *, others: float = 0.2
+) -> tuple[str, int, str | None]:
     """The arguments of `model_of`; few models of other architectures, since each takes a second to make."""
-    if rng.random() < 0.2:
+    if rng.random() < others:
         return pick(rng, *NAMES), 0, None
-    family = pick(rng, *KNOWN)
+    family = pick(rng, *families)
     return family, int(rng.integers(3)), "eager" if family in NO_SDPA else pick(rng, "sdpa", "eager")
 
 
@@ -158,11 +160,10 @@ def check(model: Any, batch: Batch, options: Options) -> int:
     assert len(out.sequences) == len(batch.legal) * given["num_return_sequences"]
     competes = given["num_beams"] != 1
     check_rows(
-        model,
         batch,
+        requests_of(model, batch, options.processor),
         out.sequences[:, prompt_length:].tolist(),
         out.sequences_scores.tolist() if competes else None,
-        processor=options.processor,
         is_exact=options.is_exact,
         num_beams=given["num_beams"],
         renormalize=given.get("renormalize_logits", False),
@@ -202,46 +203,49 @@ def check_exact_case(rng: np.random.Generator, drawn: tuple[str, int, str | None
     """One call with `exact=True`, also with a draft; returns how many of its answers are proven."""
     model, catalogue = model_of(*drawn), Catalogue(rng)
     batch = Batch.draw(rng, catalogue, sizes=(1, 2, 3, 5, 8))
-    steps = max(catalogue.index.max_length - 1, 1)
+    steps, number = max(catalogue.index.max_length - 1, 1), pick(rng, 1, 3, 10, 40)
     given = {
         "num_beams": pick(rng, None, 2, 3, 8, 64),
-        "num_return_sequences": pick(rng, 1, 3, 10, 40),
+        "num_return_sequences": number,
         "max_nodes": pick(rng, None, 10**4, steps + int(rng.integers(50))),
         "length_penalty": pick(rng, 1.0, 1.0, 0.0, 0.5, 2.0, -1.0),
         "renormalize_logits": bool(rng.random() < 0.3),
+        "do_sample": bool(rng.random() < 0.2),
+        "seed": int(rng.integers(2**31)),
         "pad_token_id": PAD,
     }
     drafts = Options.draft(rng, catalogue, model, drawn, may_relax=False)
-    rules = {"constraint_index": batch.index, "exclude_items": batch.excluded, "exact": True}
-    plain, drafted = (model.generate(**batch.inputs, **rules, **given, **DETAILS, **more) for more in ({}, drafts))
+    given |= {"constraint_index": batch.index, "exclude_items": batch.excluded, "exact": True, **DETAILS}
     start = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
-    how = {"renormalize": given["renormalize_logits"], "length_penalty": given["length_penalty"]}
-    for out in (plain, drafted):
-        rows, scores, proven = (
-            out.sequences[:, start:].tolist(),
-            out.sequences_scores.tolist(),
-            out.num_proven.tolist(),
-        )
-        more = {"processor": None, "is_exact": False, "num_beams": 0, "proven": proven}
-        check_rows(model, batch, rows, scores, **more, **how)
-        most = [min(given["num_return_sequences"], len(set(legal))) for legal in batch.legal]
+    penalty = 0.0 if given["do_sample"] else given["length_penalty"]
+    how = {"is_exact": False, "num_beams": 0, "renormalize": given["renormalize_logits"], "length_penalty": penalty}
+    requests, answers = requests_of(model, batch), []
+    most = [min(number, len(request.sequences)) for request in requests]
+    try:
+        for more in ({}, drafts):
+            out = model.generate(**batch.inputs, **given, **more)
+            rows, scores, proven = out.sequences[:, start:].tolist(), out.sequences_scores, out.num_proven.tolist()
+            if given["do_sample"]:  # without replacement, in the order of another key
+                assert (out.perturbed_scores.view(-1, number).diff(dim=-1).nan_to_num(0.0) <= 0).all()
+            judged = {"proven": None if given["do_sample"] else proven, "is_ordered": not given["do_sample"]}
+            check_rows(batch, requests, rows, scores.tolist(), **judged, **how)
+            assert (scores.view(-1, number)[:, 0] > -torch.inf).tolist() == [n > 0 for n in most], "some item"
+            if given["max_nodes"] == 10**4:
+                assert proven == most
+            answers.append(out)
         if given["max_nodes"] == 10**4:
-            assert proven == most
-        assert [min(number, 1) for number in most] == [
-            int(max(scores[first : first + given["num_return_sequences"]]) > -np.inf)
-            for first in range(0, len(scores), given["num_return_sequences"])
-        ], "some item, however few nodes"
-    if given["max_nodes"] == 10**4:
-        check_same(drafted, plain)
-    return sum(plain.num_proven.tolist())
+            check_same(*answers)
+    except Exception as error:
+        error.add_note(f"model_of{drawn}.generate(**{given | drafts})")
+        raise
+    return sum(answers[0].num_proven.tolist())
 
 
 @pytest.mark.slow
 def test_exact_calls_equal_brute_force(fuzz: Any) -> None:
+    families = [family for family in KNOWN if family not in NO_CACHE]
     for case in fuzz:
-        drawn = draw_model(case.rng)
-        if drawn[0] not in (*NO_CACHE, *NAMES):
-            fuzz.count(calls=2, proven=check_exact_case(case.rng, drawn))
+        fuzz.count(calls=2, proven=check_exact_case(case.rng, draw_model(case.rng, families, others=0.0)))
 
 
 @pytest.mark.slow
