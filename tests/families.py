@@ -89,6 +89,21 @@ TRIED: dict[str, dict[str, Any]] = {
 }
 
 
+def limited(limit: int) -> dict[str, dict[str, Any]]:
+    """Configs of models that read sequences of more than `limit` tokens in another way."""
+    rope: dict[str, Any] = {"rope_theta": 10000.0, "original_max_position_embeddings": limit}
+    longrope = rope | {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 5.0]}
+    longrope = {"rope_parameters": longrope | {"partial_rotary_factor": 1.0}, "max_position_embeddings": 4 * limit}
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    return {
+        "phi3": DECODERS["phi3"] | longrope | {"original_max_position_embeddings": limit},
+        "llama": LLAMA | {"rope_parameters": dynamic, "max_position_embeddings": limit},
+        "doge": LLAMA | {"keep_window_size": limit},  # which a trial of a few tokens does not see
+        "qwen3": LLAMA | {"rope_parameters": rope | {"rope_type": "yarn", "factor": 4.0}},
+        "gemma2": DECODERS["gemma2"] | {"sliding_window": limit},
+    }
+
+
 def build(family: str, *, seed: int = 0, config: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """A new tiny model; `config` overrides fields, keywords go to transformers (`attn_implementation`, `dtype`)."""
     fields = {**SPECIAL, **(FAMILIES | TRIED).get(family, {}), **(config or {})}

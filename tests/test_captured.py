@@ -451,14 +451,14 @@ def test_a_warm_up_captures_what_is_to_come(graphs: CpuGraphs, said: list[str]) 
     model = enable(build("qwen3"))
     options: dict[str, Any] = {"num_return_sequences": 4, "length_penalty": 0.5}
     index = new_index().where(IDS[::2])
-    found = model.warm_up(index, batch_sizes=[1, 2], prompt_lengths=[9, 30, 12], num_beams=4, **options)
+    found = model.warm_up(index, batch_sizes=[1, 2], prompt_lengths=np.array([9, 30, 12]), num_beams=4, **options)
     shapes = [(one.batch_size, one.prompt_length, one.num_beams) for one in found]
     assert shapes == [(1, 16, 4), (1, 32, 4), (2, 16, 4), (2, 32, 4)]
     assert all(one.num_bytes > 0 and one.seconds > 0 for one in found)
     for batch_size, length in ((1, 5), (2, 32)):
         both(model, prompts(batch_size, length, padded=True), constraint_index=index, num_beams=4, **options)
     assert (graphs.num_captures, said) == (4, [])
-    again = model.warm_up(index, batch_sizes=2, prompt_lengths=16, num_beams=4, **options)
+    again = model.warm_up(index, batch_sizes=2, prompt_lengths=np.array(16), num_beams=4, **options)
     assert again == found[2:3]
     model.add_draft_head(index)
     (one,) = model.warm_up(index, prompt_lengths=[9, 90], num_beams=[4], drafting="head")

@@ -59,6 +59,13 @@ def test_the_answer_is_that_of_a_search_that_cuts_nothing(index: Any, drafting: 
     assert found.item_ids == best.item_ids
 
 
+@pytest.mark.parametrize("how", [{}, {"exact": True, "max_nodes": 2**60}, {"num_beams": [2**60, 2**61]}], ids=str)
+def test_more_beams_than_nodes_are_as_many_as_nodes(how: dict[str, Any]) -> None:
+    found = generate(**TEN, **{"num_beams": 2**60} | how)
+    assert found.sequences.tolist() == every(INDEX).sequences.tolist()
+    assert found.num_proven.tolist() == [10, 10, 10]
+
+
 @pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_beams": 8, "max_nodes": 240}, {"drafting": "trie"}])
 def test_a_search_that_ends_early_still_fills_a_long_list(options: Any) -> None:
     out = generate(exact=True, num_return_sequences=80, **{"num_beams": 2, **options}, **DETAILS)
@@ -264,3 +271,29 @@ def test_beams_by_level_may_be_an_array(as_array: Any) -> None:
     widths = [3, 5, 8, 10]
     found, expected = (generate(num_beams=given, **TEN) for given in (as_array(widths), widths))
     assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+@pytest.mark.parametrize("how", [{"exact": True}, {"exact": True, "drafting": "trie"}, {"num_beams": 400}])
+def test_logits_that_are_no_numbers_prove_nothing_and_hide_no_other_item(
+    how: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = generate(num_beams=400, num_return_sequences=len(ROWS), return_dict_in_generate=True)
+    bad, model, inputs = int(best.sequences[0, 6]), enable(build("qwen3")), prompts(1, 6)
+    whole = model.generate(**inputs, constraint_index=INDEX, **TEN | how)
+
+    def spoil(module: Any, given: Any, kwargs: Any, out: Any) -> None:
+        tokens = kwargs["input_ids"]
+        is_bad = (tokens == bad) | (bad < 0)
+        out.logits[is_bad[:, -out.logits.shape[1] :]] = torch.nan
+
+    model.register_forward_hook(spoil, with_kwargs=True)
+    out = model.generate(**inputs, constraint_index=INDEX, **TEN | how)
+    ranked = model_of().generate(**inputs, constraint_index=INDEX, num_beams=400, num_return_sequences=400)[:, 6:]
+    kept = [row for row in ranked[: len(ROWS)].tolist() if bad not in row[:-1]]
+    assert whole.sequences[:, 6:].tolist() != kept[:10]
+    assert out.sequences[:, 6:].tolist() == kept[:10]
+    assert (whole.num_proven.tolist(), out.num_proven.tolist()) == ([10], [0])
+    monkeypatch.setattr("hf_gr.generation.messages._SAID", set())
+    bad = -1
+    assert not any(model.generate(**inputs, constraint_index=INDEX, **TEN | how).item_ids)
+    assert "are the logits NaN?" in caplog.text

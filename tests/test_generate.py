@@ -568,7 +568,8 @@ def test_an_index_may_be_named(tmp_path: Path) -> None:
     expected = model.generate(**common, constraint_index=INDEX).tolist()
     free = model.generate(**common, max_new_tokens=7).tolist()
     assert model.generate(**common, constraint_index=name).tolist() == expected
-    config = GRGenerationConfig(constraint_index=name, num_beams=4)
+    config = GRGenerationConfig(constraint_index=name, num_beams=np.int64(4), exact=np.bool_(False))
+    assert '"hf_gr": {\n    "constraint_index"' in config.to_json_string()
     assert model.generate(**common, generation_config=config).tolist() == expected
     assert model.generate(**common, generation_config=config, constraint_index=RAGGED).tolist() != expected
     model.generation_config.constraint_index = name
@@ -635,7 +636,7 @@ def test_a_model_spread_over_devices_by_accelerate(tmp_path: Path) -> None:
         (AutoModelForGenerativeRetrieval, "from_pretrained"),
         *[
             (functools.partial(GRGenerationConfig, **wrong), next(iter(wrong)))
-            for wrong in ({"drafting": "magic"}, {"verification": "lax"}, {"num_draft_beams": 0})
+            for wrong in ({"drafting": "magic"}, {"verification": "lax"}, {"num_draft_beams": 0}, {"hf_gr": []})
         ],
         (lambda: GRGenerationConfig(constraint_index=INDEX), "constraint_index"),
     ],
@@ -643,6 +644,15 @@ def test_a_model_spread_over_devices_by_accelerate(tmp_path: Path) -> None:
 def test_what_makes_no_model_or_config_is_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("how", [{}, LOOP], ids=str)
+def test_scores_that_nobody_asked_for_are_no_fields(how: dict[str, Any]) -> None:
+    given = {**prompts(2, 6), "constraint_index": INDEX, "num_beams": 3, "return_dict_in_generate": True, **how}
+    out = enabled().generate(**given)
+    assert out.get("scores") is None
+    assert out.get("sequences_scores") is None
+    assert out.sequences.tolist() == enabled().generate(**given, output_scores=True).sequences.tolist()
 
 
 @pytest.mark.parametrize("how", [{}, LOOP], ids=str)

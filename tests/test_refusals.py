@@ -57,6 +57,7 @@ BOTH: Refused = [
     ({"constraint_index": ""}, "constraint_index is '', expected"),
     ({"constraint_index": "no/such/folder/here"}, "is no folder here"),
     ({"constraint_index": SemanticIds([[0], [1]])}, r"is a SemanticIds, .*: pass ids.constraint_index\(\)"),
+    ({"constraint_index": "x" * 300}, "has 300 characters, expected a folder or a repository id"),
     ({"constraint_index": [INDEX]}, "constraint_index has 1 entries, expected 2: one for each prompt"),
     ({"constraint_index": []}, "constraint_index has 0 entries, expected 2"),
     ({"constraint_index": [INDEX, RAGGED]}, r"constraint_index\[1\] is no view of the catalogue of constraint_index"),
@@ -140,6 +141,10 @@ TORCH: Refused = [
     ({"unknown_argument": 4}, "unknown_argument"),
     ({"exclude_item": [[1]]}, "model_kwargs.*'exclude_item'"),  # transformers' own
     ({"input_ids": [[5, 6]], "attention_mask": None}, r"the prompt is a list, expected a tensor \[batch, length\]"),
+    ({"input_ids": torch.ones(2, 6).long().to_sparse()}, "the prompt is torch.sparse_coo, expected a dense tensor"),
+    ({"inputs_embeds": torch.ones(2, 6, 32, device="meta")}, "the prompt is on the meta device, expected"),
+    ({"attention_mask": torch.ones(2, 6, device="meta")}, "attention_mask is on the meta device, expected"),
+    ({"exclude_items": torch.ones(2, 6, device="meta")}, "is on the meta device, expected"),
     ({"prefix_allowed_tokens_fn": 5}, "prefix_allowed_tokens_fn=5, expected a function"),
     ({"output_hidden_states": True}, f"output_hidden_states {IN_LOOP}"),
     ({"output_attentions": True}, f"output_attentions {IN_LOOP}"),

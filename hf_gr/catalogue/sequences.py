@@ -23,15 +23,23 @@ ERRORS_SHOWN = 3  # of the same kind, in one message
 Rows = npt.NDArray[np.int64]
 
 
-def to_host(values: Any) -> Any:
+def to_host(values: Any, name: str = "a tensor") -> Any:
     """Tensors of any device and other arrays as NumPy arrays, everything else as it is, without importing torch."""
     if hasattr(values, "detach"):
+        check_is_dense(values, name)
         host = values.detach().cpu()
         try:
             return host.numpy()
         except TypeError:  # bfloat16, which NumPy lacks
             return host.float().numpy()
     return np.asarray(values) if hasattr(values, "__array__") else values
+
+
+def check_is_dense(tensor: Any, name: str) -> None:
+    """Refuse PyTorch's sparse tensors, and those without values."""
+    if tensor.is_meta or str(tensor.layout) != "torch.strided":
+        kind = "on the meta device" if tensor.is_meta else tensor.layout
+        raise ValueError(f"{name} is {kind}, expected a dense tensor with values: call to_dense(), or load it")
 
 
 def shown(values: Iterable[Any]) -> str:

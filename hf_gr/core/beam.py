@@ -94,6 +94,14 @@ class Beams:
             return self
         return replace(self, lost=self.ops.largest(self.ops.concat([self.lost, scores], 1)))
 
+    def judged(self, scores: Float[Array, "batch beams children"], legal: Array) -> tuple[Beams, Array]:
+        """The same and the legal children, when all that is below a beam is lost if its scores are no numbers."""
+        if self.lost is None:
+            return self, legal
+        first = scores[..., :1]
+        is_sound = first == first
+        return self.losing(self.ops.fill(self.scores, is_sound[..., 0], DEAD)), legal & is_sound
+
 
 @dataclass(frozen=True)
 class Finished:

@@ -207,6 +207,13 @@ def with_best(
     return _merged(waiting, below, places[:, :number], keys[:, :number]), lost
 
 
+def with_broken(lost: Float[Array, "batch 1"], below: Below) -> Float[Array, "batch 1"]:
+    """The best key that was ever lost, also of prefixes below which the model's scores are no numbers."""
+    ops, first = below.parents.ops, below.scores[..., 0]
+    is_sound = (first == first) | ~below.children.legal.any(-1)
+    return ops.largest(ops.concat([lost, ops.fill(below.parents.keys, is_sound, DEAD)], 1))
+
+
 def with_ended(found: Prefixes, below: Below, groups: Groups | None = None) -> Prefixes:
     """The best of the sequences found and of complete children; equal ones in the order of their nodes."""
     ops, ended = found.ops, below.ended

@@ -46,6 +46,13 @@ class Source:
     local_files_only: bool = False
     subfolder: str = ""
 
+    def __post_init__(self) -> None:
+        name = str(self.repo_or_dir)
+        if len(name) > 4095 or any(len(part) > 255 for part in Path(name).parts):  # Linux looks for no such file
+            raise ValueError(
+                f"{name[:40]!r}... has {len(name)} characters, expected a folder or a repository id: check the path"
+            )
+
     @classmethod
     def of(cls, repo_or_dir: str | Path, arguments: Mapping[str, Any]) -> Source:
         """The source that arguments of transformers' `from_pretrained` name; None stands for a default."""

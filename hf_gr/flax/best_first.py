@@ -191,6 +191,7 @@ class _BestFirst:
 
     def _with(self, state: _State, below: Below, levels: range) -> _State:
         """The same with the children of nodes of these levels."""
+        state = replace(state, lost=core.with_broken(state.lost, below))
         if levels.start + 1 < self.length:
             waiting, lost = core.with_best(state.waiting, below, state.lost)
             state = replace(state, waiting=waiting, lost=lost)

@@ -234,7 +234,8 @@ class _Search:
             step = along(scored.logits, own[..., None]).astype(jnp.float32)
             steps["step_logits"] = _with_step(state.step_logits, step, is_here, level=level)
         scores = catalogue.biased(scores, beams.states, legal)
-        scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
+        beams, is_there = beams.judged(scores, legal.legal)
+        scores = jnp.where(is_there, beams.scores[..., None] + scores, beam.DEAD)
         picked = None
         if scored.draft is not None and scored.draft.log_probs is not None and level + 1 < self.num_levels:
             picked = self._picked(scored, beams, own, legal, scores, level=level)

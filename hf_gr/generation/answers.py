@@ -12,6 +12,8 @@ from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import to_host
 
+from .messages import say_once
+
 
 class WithItems:
     """Adds `item_ids` to an output object of transformers' kind."""
@@ -32,6 +34,9 @@ class WithItems:
             sequences: Any = getattr(self, "sequences")  # noqa: B009 # a field of the other base class
             rows = to_host(sequences)[:, start:]
             self._item_ids = items_of_batch(rules, rows) if isinstance(rules, BatchRules) else rules(rows)
+            if not any(self._item_ids) and isinstance(rules, BatchRules) and rules.excluded_ids is None:
+                if all(snapshot.num_items for snapshot in rules.snapshots):
+                    say_once("no prompt of a batch has an answer, though its catalogue has items: are the logits NaN?")
             self._answered = None
         return self._item_ids
 

@@ -29,8 +29,8 @@ from .checks import (
     check_values,
     read_widths,
 )
-from .configuration import GR_FIELDS, set_fields
-from .defaults import exact_sizes
+from .configuration import GR_FIELDS, VERIFICATION, set_fields
+from .defaults import exact_sizes, limit_to_nodes
 from .drafts import BaseDraft, drafts_of
 from .models import first_of, inferred_padding
 from .named_catalogues import batch_rules, resolve_index
@@ -85,11 +85,13 @@ class BaseCall(ABC):
         assistant: Any,
         seed: Any,
         max_lengths: Mapping[str, int] = MappingProxyType({}),
+        several: bool = False,
     ) -> Any:
         """Read and check the arguments of `generate` that both backends have.
 
         `kwargs` are fields of the config, ours among them, and arguments of the model; `indexes` the catalogue or
-        catalogues, or their names; `max_lengths`, by what else sets a limit, the length of prompt and answer.
+        catalogues, or their names; `max_lengths`, by what else sets a limit, the length of prompt and answer;
+        `several`, whether an answer may have several sequences.
         """
         for name in NUMBERS:
             if isinstance(kwargs.get(name), str):
@@ -157,6 +159,8 @@ class BaseCall(ABC):
                 raise ValueError(
                     f"max_nodes={config.max_nodes}, expected at least {steps}, the prefixes of one sequence: omit it"
                 )
+        if not (several or VERIFICATION[config.verification].unchecked_levels(2)):
+            limit_to_nodes(config, catalogue)
         end, forced = catalogue.eos_token_id, np.ravel(to_host(config.forced_eos_token_id))
         is_forced = end is not None and end in forced and config.max_new_tokens == catalogue.max_length
         # A catalogue without these tokens could never begin or end with them.
@@ -271,7 +275,8 @@ def check_some_tokens(num_rows: int, length: int) -> None:
 
 def to_array(values: Any, name: str) -> npt.NDArray[Any]:
     """An array of the host; refuses nested lists of several lengths."""
+    host = to_host(values, name)
     try:
-        return np.asarray(to_host(values))
+        return np.asarray(host)
     except ValueError as error:
         raise ValueError(f"{name} is ragged, expected an array [batch, length]: pad it on the left") from error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from transformers import GenerationConfig
 
 from hf_gr.catalogue.sequences import is_integer
@@ -156,6 +157,10 @@ class GRGenerationConfig(GenerationConfig):
         for name, default in GR_FIELDS.items():
             setattr(self, name, kwargs.pop(name, saved.get(name, default)))
         super().__init__(**kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Files have no numbers of NumPy.
+        super().__setattr__(name, value.item() if isinstance(value, np.generic) else value)
 
     def to_json_string(self, *args: Any, **kwargs: Any) -> str:
         """The content of a file, with our fields in an object of their own; the arguments are transformers'."""

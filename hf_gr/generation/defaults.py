@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.core.widths import bucket
+
 DRAFT_BUDGET = 512  # nodes that may be scored ahead for a row, in addition to its beams
 NODES_AT_ONCE, NODES_PER_BEAM = 64, 16  # prefixes of a forward of `exact=True`; and at most, for each of those
 LOGITS_AT_ONCE = 2**26  # of all nodes scored together: 256 MB in fp32
@@ -29,3 +32,12 @@ def exact_sizes(
     num_beams = num_beams or max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (batch_size * vocab_size)), 2)
     # At least twice the prefixes of so many items.
     return num_beams, max_nodes or max(NODES_PER_BEAM * num_beams, 2 * (max_length - 1) * max(num_beams, num_results))
+
+
+def limit_to_nodes(config: Any, catalogue: Snapshot) -> None:
+    """Lower the sizes of a prepared config's search to those of a catalogue: larger ones find no more."""
+    nodes = bucket(catalogue.trie.level_starts[-1])  # Flax compiles a program for a number of beams
+    most = max(nodes, config.num_return_sequences)
+    config.num_beams = min(config.num_beams, most)
+    config.widths = config.widths and tuple(min(width, most) for width in config.widths)
+    config.max_nodes = config.max_nodes and min(config.max_nodes, (catalogue.max_length + 1) * nodes)

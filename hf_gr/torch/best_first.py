@@ -246,6 +246,7 @@ class _BestFirst:
                 needed = ((keys >= least) & draft.is_there).sum(-1)
                 self._count(drafted_nodes=draft.is_there.sum(-1), accepted_nodes=needed)
                 self._count(drafted_steps=draft.is_there.any(-1), accepted_steps=needed > 0)
+            self.lost = core.with_broken(self.lost, below)
             leaves = [level for level in family.levels if self.catalogue.has_leaves[level]]
             if family.levels.start + 1 < self.length:
                 of_inner = below.of(family.columns(family.levels.start, self.length - 1))

@@ -252,7 +252,8 @@ class _Search:
             self._keep("logits", frontier, logits.float())
         del logits  # as wide as the vocabulary, and the next ones are about to be allocated
         scores = self.catalogue.biased(scores, beams.states, legal)
-        scores = torch.where(legal.legal, beams.scores[..., None] + scores, self.dead)
+        beams, is_there = beams.judged(scores, legal.legal)
+        scores = torch.where(is_there, beams.scores[..., None] + scores, self.dead)
         picked = None
         if plan.is_relaxed and below is not None and below.log_probs is not None:
             assert plan.noise is not None

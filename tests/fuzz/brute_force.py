@@ -129,10 +129,12 @@ def _forward(model: Any, prompt: list[int], mask: list[int], start: list[int], p
 
 def requests_of(model: Any, batch: Batch, processor: Processor | None = None) -> list[Request]:
     """The requests of a batch, read once for all calls that are judged by them."""
-    start = [model.config.decoder_start_token_id] if model.config.is_encoder_decoder else []
-    prompts = zip(*(batch.inputs[name].tolist() for name in ("input_ids", "attention_mask")), batch.legal, strict=True)
-    how: dict[str, Any] = {"start": start, "processor": processor}
-    return [Request(model, prompt, mask, sequences=legal, **how) for prompt, mask, legal in prompts]
+    is_encoder_decoder, found = model.config.is_encoder_decoder, list[Request]()
+    of_row = [batch.inputs["input_ids"].tolist(), batch.inputs["attention_mask"].tolist(), batch.start.tolist()]
+    for prompt, mask, more, legal in zip(*of_row, batch.legal, strict=True):
+        start = [model.config.decoder_start_token_id, *more] if is_encoder_decoder else []
+        found.append(Request(model, prompt, mask, start=start, sequences=legal, processor=processor))
+    return found
 
 
 def check_rows(

@@ -17,6 +17,7 @@ from families import EOS, PAD, VOCABULARY
 
 from hf_gr import ConstraintIndex
 
+FORMS = {False: ("embeddings", "chunks"), True: ("embeddings", "encoder outputs")}  # by "has an encoder"
 FIRST = 3  # tokens below are padding and end tokens, which prompts do not contain
 
 
@@ -94,6 +95,7 @@ class Batch:
     excluded: list[list[Any]] | None
     legal: list[list[tuple[int, ...]]]
     wanted: list[set[Any]]
+    start: torch.Tensor  # `[B, Q]` first tokens of an encoder-decoder's answers, after the start token
 
     @classmethod
     def draw(
@@ -125,7 +127,23 @@ class Batch:
         if rng.random() < 0.4 if excludes is None else excludes:
             excluded = [catalogue.some(int(rng.integers(0, len(catalogue.ids) + 1))) for _ in range(num_rows)]
             wanted = [some - set(gone) for some, gone in zip(wanted, excluded, strict=True)]
-        return cls(inputs, index, excluded, [catalogue.legal(some) for some in wanted], wanted)
+        start = torch.from_numpy(rng.integers(FIRST, VOCABULARY, size=(num_rows, int(rng.choice([0, 0, 0, 2])))))
+        return cls(inputs, index, excluded, [catalogue.legal(some) for some in wanted], wanted, start)
+
+    def given(self, model: Any, form: str | None = None) -> tuple[dict[str, Any], int]:
+        """The prompts as arguments of `generate`, in a form of `FORMS`; and the tokens before its answers."""
+        given, (ids, mask) = dict(self.inputs), self.inputs.values()
+        if form == "embeddings":
+            given = {"inputs_embeds": model.get_input_embeddings()(ids).detach(), "attention_mask": mask}
+        if form == "chunks":
+            given["prefill_chunk_size"] = 3
+        if not model.config.is_encoder_decoder:
+            return given, 0 if form == "embeddings" else ids.shape[1]
+        if form == "encoder outputs":
+            given = {"encoder_outputs": model.get_encoder()(ids, attention_mask=mask), "attention_mask": mask}
+        first = self.start.new_full((len(ids), 1), model.config.decoder_start_token_id)
+        started = {"decoder_input_ids": torch.cat([first, self.start], dim=1)} if self.start.shape[1] else {}
+        return given | started, 1 + self.start.shape[1]
 
     def items(self, number: int, rows: list[list[int]]) -> list[tuple[list[int], list[Any]]]:
         """Rows of one prompt with their items, by the call's own view and exclusions."""

@@ -87,11 +87,11 @@ def check_case(rng: np.random.Generator, program: Any) -> tuple[int, int]:
         "return_dict_in_generate": True,
         "output_scores": True,
     }
-    inputs = {name: value.numpy() for name, value in batch.inputs.items()}
+    inputs, start = batch.given(model)
+    inputs = {name: value.numpy() for name, value in inputs.items()}
     try:
         with jax.default_matmul_precision("highest"):
             out = flax.generate(**inputs, constraint_index=batch.index, exclude_items=batch.excluded, **given)
-        start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         requests = requests_of(model, batch, (lambda last, scores: scores / warmth) if samples else None)
         proven = None if out.num_proven is None else out.num_proven.tolist()
         check_rows(

@@ -9,9 +9,13 @@ repetition; where the search is exact, the rows are those of the slow search.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +23,13 @@ import pytest
 import torch
 from architectures import NAMES, build_small
 from brute_force import Processor, check_rows, requests_of
-from draws import Batch, Catalogue, pick
-from families import EOS, FAMILIES, PAD, VOCABULARY, build
+from draws import FORMS, Batch, Catalogue, pick
+from families import EOS, FAMILIES, PAD, VOCABULARY, build, limited, prompts
+from test_parity import allowed_by, assert_same
+from test_parity import catalogue as catalogue_of
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from hf_gr import enable
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
 
 # In addition to the listed families: one that is tried before it is trusted, and one with a recurrent state.
 KNOWN = sorted([*FAMILIES, "gpt_neo", "mamba"])
@@ -50,6 +56,7 @@ class Options:
     given: dict[str, Any]
     processor: Processor | None
     is_exact: bool
+    form: str | None  # of the prompts
 
     @classmethod
     def draw(
@@ -94,7 +101,11 @@ class Options:
 
         never_stops = not catalogue.is_ragged or given.get("early_stopping") == "never"
         is_exact = not samples and (beams == 1 or never_stops)
-        return cls(given, processor if steps else None, is_exact)
+        form = None
+        is_plain = drawn[0] not in (*NO_CACHE, *NAMES) and not (loops or "logits_processor" in given)
+        if is_plain and given.get("drafting") in (None, "trie") and rng.random() < 0.3:
+            form = pick(rng, *FORMS[model.config.is_encoder_decoder])
+        return cls(given, processor if steps else None, is_exact, form)
 
     @staticmethod
     def steps(rng: np.random.Generator, given: dict[str, Any]) -> Iterator[Processor]:
@@ -155,8 +166,8 @@ def check(model: Any, batch: Batch, options: Options) -> int:
     """Generate and judge; returns the number of rows."""
     given = options.given
     rules = {"constraint_index": batch.index, "exclude_items": batch.excluded}
-    out = model.generate(**batch.inputs, **rules, **given)
-    prompt_length = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
+    inputs, prompt_length = batch.given(model, options.form)
+    out = model.generate(**inputs, **rules, **given)
     assert len(out.sequences) == len(batch.legal) * given["num_return_sequences"]
     competes = given["num_beams"] != 1
     check_rows(
@@ -173,7 +184,11 @@ def check(model: Any, batch: Batch, options: Options) -> int:
     is_drafted = "drafting" in given and given.get("verification") != "relaxed"
     if is_drafted and (not given["do_sample"] or given.get("seed") is not None):
         plain = {name: value for name, value in given.items() if name not in DRAFTS}
-        check_same(out, model.generate(**batch.inputs, **rules, **plain))
+        check_same(out, model.generate(**inputs, **rules, **plain))
+    if not given["do_sample"] and len(out.sequences) % 5 == 0:
+        bare = model.generate(**inputs, **rules, **given | {"output_scores": False})
+        assert [bare.get("scores"), bare.get("sequences_scores")] == [None, None], "scores that nobody asked for"
+        assert bare.sequences.tolist() == out.sequences.tolist()
     return len(out.sequences)
 
 
@@ -187,15 +202,70 @@ def check_same(drafted: Any, plain: Any) -> None:
     torch.testing.assert_close(drafted.sequences_scores, plain.sequences_scores, rtol=1e-4, atol=1e-3)
 
 
-def check_case(rng: np.random.Generator, drawn: tuple[str, int, str | None]) -> tuple[int, int]:
+def check_case(
+    rng: np.random.Generator, drawn: tuple[str, int, str | None], model: Any = None, catalogue: Catalogue | None = None
+) -> tuple[int, int]:
     """One call of a model; returns the numbers of prompts and rows."""
-    model, catalogue = model_of(*drawn), Catalogue(rng)
+    model, catalogue = model or model_of(*drawn), catalogue or Catalogue(rng)
     batch = Batch.draw(rng, catalogue, sizes=(1, 2, 3, 5, 8))
     options = Options.draw(rng, catalogue, model, drawn, num_prompts=len(batch.legal))
     try:
         return len(batch.legal), check(model, batch, options)
     except Exception as error:
-        error.add_note(f"model_of{drawn}.generate(**{options.given})")
+        error.add_note(f"model_of{drawn}.generate(**{options.given}), prompts as {options.form or 'tokens'}")
+        raise
+
+
+def check_operations(rng: np.random.Generator, folder: Path, *, number: int) -> int:
+    """Calls of one model and index, with anything that a user may do to them before each; returns how many rows."""
+    family = pick(rng, "bart", "gemma2", "mistral", "qwen3", "t5")
+    still = {name: 0.0 for name in ("dropout", "dropout_rate") if family in ("bart", "t5")}
+    model, catalogue, rows = enable(build(family, config=still)), Catalogue(rng), 0
+    for _ in range(number):
+        kind = pick(rng, "train", "eval", "copy", "pickle", "bfloat16", "save", "update", "threads")
+        if kind in ("train", "eval"):
+            getattr(model, kind)()
+        elif kind == "copy":
+            model, catalogue.index = copy.deepcopy((model, catalogue.index))
+        elif kind == "pickle":
+            model, catalogue.index = pickle.loads(pickle.dumps((model, catalogue.index)))
+        elif kind == "bfloat16":
+            model.to(torch.bfloat16).float()
+        elif kind == "save":
+            model.save_pretrained(folder)
+            catalogue.index.save_pretrained(folder)
+            model = AutoModelForGenerativeRetrieval.from_pretrained(folder)
+            catalogue.index = ConstraintIndex.from_pretrained(folder)
+        elif kind == "update":
+            catalogue.update()
+        calls = [np.random.default_rng(rng.integers(2**31)) for _ in range(4 if kind == "threads" else 1)]
+        drawn = family if len(calls) == 1 else NO_CACHE[0], 0, "eager"  # which draws no heads: those change the model
+        with ThreadPoolExecutor(len(calls)) as pool:
+            found = pool.map(partial(check_case, drawn=drawn, model=model, catalogue=catalogue), calls)
+            rows += sum(number for _, number in found)
+    return rows
+
+
+def check_limited_case(rng: np.random.Generator) -> int:
+    """A call of a model with a small limit, beside transformers' own; returns how many prompts could be compared."""
+    limit, number = int(rng.integers(6, 20)), pick(rng, 2, 5, 8)
+    family, length, ragged = pick(rng, *limited(1)), limit + int(rng.integers(-5, 12)), bool(rng.random() < 0.5)
+    index, config = catalogue_of(ragged=ragged), limited(limit)[family]
+    inputs = prompts(int(rng.integers(1, 4)), length, padded=length > 7, seed=int(rng.integers(2**31)))
+    given = {**inputs, "num_beams": number, "num_return_sequences": number, "pad_token_id": PAD, **DETAILS}
+    given |= {"eos_token_id": index.eos_token_id, "early_stopping": "never"}
+    if rng.random() < 0.3:
+        given["prefill_chunk_size"] = int(rng.integers(1, 8))
+    plain, model = (build(family, config=config) for _ in range(2))  # dynamic angles are a model's state
+    theirs = plain.generate(
+        **given, max_new_tokens=index.max_length, prefix_allowed_tokens_fn=allowed_by(index, length)
+    )
+    drafting = pick(rng, None, "trie", "auto")
+    ours = enable(model).generate(**given, constraint_index=index, drafting=drafting)
+    try:
+        return assert_same(theirs, ours, number)
+    except AssertionError as error:
+        error.add_note(f"{family}, limit {limit}, {length} tokens, {drafting}, {given.get('prefill_chunk_size')}")
         raise
 
 
@@ -216,14 +286,14 @@ def check_exact_case(rng: np.random.Generator, drawn: tuple[str, int, str | None
     }
     drafts = Options.draft(rng, catalogue, model, drawn, may_relax=False)
     given |= {"constraint_index": batch.index, "exclude_items": batch.excluded, "exact": True, **DETAILS}
-    start = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
+    inputs, start = batch.given(model)
     penalty = 0.0 if given["do_sample"] else given["length_penalty"]
     how = {"is_exact": False, "num_beams": 0, "renormalize": given["renormalize_logits"], "length_penalty": penalty}
     requests, answers = requests_of(model, batch), []
     most = [min(number, len(request.sequences)) for request in requests]
     try:
         for more in ({}, drafts):
-            out = model.generate(**batch.inputs, **given, **more)
+            out = model.generate(**inputs, **given, **more)
             rows, scores, proven = out.sequences[:, start:].tolist(), out.sequences_scores, out.num_proven.tolist()
             if given["do_sample"]:  # without replacement, in the order of another key
                 assert (out.perturbed_scores.view(-1, number).diff(dim=-1).nan_to_num(0.0) <= 0).all()
@@ -253,6 +323,25 @@ def test_calls_equal_brute_force(fuzz: Any) -> None:
     for case in fuzz:
         num_prompts, rows = check_case(case.rng, draw_model(case.rng))
         fuzz.count(calls=1, prompts=num_prompts, rows=rows)
+
+
+@pytest.mark.slow
+def test_limited_models_equal_transformers(fuzz: Any) -> None:
+    for case in fuzz:
+        fuzz.count(prompts=check_limited_case(case.rng))
+
+
+@pytest.mark.slow
+def test_calls_after_operations_equal_brute_force(fuzz: Any, tmp_path: Path) -> None:
+    for case in fuzz:
+        fuzz.count(rows=check_operations(case.rng, tmp_path, number=8))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_limits_and_operations(seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    check_limited_case(np.random.default_rng(seed))
+    check_operations(np.random.default_rng(seed), tmp_path, number=3)
 
 
 # By day, families whose drafts and loops differ; each with catalogues, rules, updates, options and drafts of its own.

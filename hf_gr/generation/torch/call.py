@@ -83,7 +83,8 @@ class Call(BaseCall):
         for one in passed_on["stopping_criteria"] or ():
             if isinstance(one, MaxLengthCriteria):
                 ends[f"stopping criterion of max_length={one.max_length}"] = one.max_length
-        call = super().read(model, inputs, generation_config, kwargs, max_lengths=ends, **shared)
+        shared |= {"max_lengths": ends, "several": separator is not None}
+        call = super().read(model, inputs, generation_config, kwargs, **shared)
         config, several = call.config, None
         if separator is not None:
             several = read_several(call.rules, separator, max_labels, tokenizer)

@@ -493,6 +493,7 @@ def warm_up(
 
 
 def _read(name: str, value: Any) -> list[int]:
+    value = getattr(value, "tolist", lambda: value)()
     values = list(value) if isinstance(value, Iterable) else [value]
     if not values or not all(is_integer(one) and one > 0 for one in values):
         raise ValueError(f"{name}={value!r}, expected a positive integer, or several of them")

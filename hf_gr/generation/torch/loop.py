@@ -64,12 +64,11 @@ def as_asked(out: Any, asked: tuple[bool, bool], items: Any, width: int) -> Any:
     with_details, with_scores = asked
     if not with_details:
         return out.sequences
-    out.scores = out.scores if with_scores else None
+    # Assigning None would leave the field in the mapping.
+    fields = {name: value for name, value in out.items() if with_scores or not name.endswith("scores")}
     is_beam_search = getattr(out, "beam_indices", None) is not None
-    if is_beam_search:
-        out.sequences_scores = out.sequences_scores if with_scores else None
     made = output_class(is_encoder_decoder=hasattr(out, "decoder_attentions"), is_beam_search=is_beam_search)
-    return with_items(made(**out), items, out.sequences.shape[1] - width)
+    return with_items(made(**fields), items, out.sequences.shape[1] - width)
 
 
 def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:

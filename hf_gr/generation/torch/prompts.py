@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from hf_gr.catalogue.sequences import check_is_dense
 from hf_gr.generation import internals
 from hf_gr.generation.call import Prompt, check_some_tokens, read_mask, read_tokens
 from hf_gr.generation.messages import say_once
@@ -40,6 +41,8 @@ def read_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, An
         if value is not None and not isinstance(value, Tensor):
             what = type(value).__name__
             raise ValueError(f"{name} is a {what}, expected a tensor [batch, length]: pad, stack and unsqueeze first")
+        if value is not None:
+            check_is_dense(value, name)
     tokens, length = None, None
     if given is not None and not is_embedded and (reads_tokens or (given.ndim == 2 and not given.is_floating_point())):
         tokens = read_tokens(given, "the prompt", embeddings_of(model))
