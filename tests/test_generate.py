@@ -9,7 +9,6 @@ import functools
 import io
 import itertools
 import json
-import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -587,15 +586,6 @@ def test_a_class_of_ones_own_takes_the_mixin() -> None:
     assert INDEX.items(model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=3)[:, 1:])[0]
     assert enable(model) is model
     assert type(model) is Recommender
-
-
-def test_enabled_models_are_copied_and_pickled() -> None:
-    model, inputs = enable(build("qwen3")), prompts(1, 5)
-    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=3).tolist()
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert type(twin) is type(model)
-        assert twin.generate(**inputs, constraint_index=INDEX, num_beams=3).tolist() == expected
-    assert type(enable(build("qwen3"))) is type(model)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
