@@ -138,6 +138,8 @@ def test_the_same_code_book_with_other_items_is_fine(folder: Path, caplog: pytes
     train_head(with_head(model, IDS), rebuilt, folder / "head")
     assert not caplog.text
     plain = AutoModelForCausalLM.from_pretrained(folder / "model")
+    model.save_pretrained(folder / "copy")
+    assert len(ConstraintIndex.from_pretrained(folder / "copy")) == len(INDEX)  # the catalogue comes along
     draft = train_draft(plain, folder / "draft")  # a plain model learns which tokens mean what, too
     draft.save_pretrained(folder / "draft")
     again = AutoModelForGenerativeRetrieval.from_pretrained(folder / "draft")

@@ -167,12 +167,13 @@ def test_semantic_ids_give_codes_that_no_item_has() -> None:
         (LEVELS[:2], {"placeholder_tokens": [1, 2]}, "expected strings such as '<SP_1>'"),
         (LEVELS, {"transition": "lstm"}, "transition='lstm', expected one of"),
         (LEVELS, {"use_state": False}, "use_state=False with transition='rnn'"),
+        (LEVELS, {"tokenizer": 5}, "tokenizer is a int, expected one of transformers"),
     ],
 )
 def test_what_is_refused_changes_nothing(levels: Any, options: dict[str, Any], message: str) -> None:
     model, tokenizer = build(), tokenizer_of()
     with pytest.raises(ValueError, match=message):
-        add_draft_head(model, levels, tokenizer=tokenizer, **options)
+        add_draft_head(model, levels, **{"tokenizer": tokenizer} | options)
     assert not hasattr(model, "draft_head")
     assert len(tokenizer) == model.get_input_embeddings().weight.shape[0] == 64
     with pytest.raises(ValueError, match="model is a Qwen3Model, expected one with a language-modelling head"):
@@ -431,6 +432,7 @@ def test_a_head_and_weights_of_two_saves_are_refused(tmp_path: Path) -> None:
         add_draft_head(model, LEVELS)
         model.save_pretrained(tmp_path / name)
     AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "new")
+    assert len({path.stat().st_mode for path in (tmp_path / "new").iterdir()}) == 1
     (tmp_path / "old" / "model.safetensors").replace(tmp_path / "new" / "model.safetensors")  # as a kill leaves them
     with pytest.raises(ValueError, match=r"was saved with other weights than those in model.safetensors, expected"):
         AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "new")

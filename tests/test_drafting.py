@@ -102,6 +102,9 @@ def test_drafts_change_nothing_in_any_family(family: str) -> None:
     settings = {"constraint_index": index_of("ragged"), "pad_token_id": PAD, **BEAMS, **DETAILS}
     plain = target.generate(**inputs, **settings)
     wrong = {"assistant_model": inverted(target), "draft_token_budget": 1, "num_assistant_tokens": 3}
+    off = target.generate(**inputs, **settings, drafting="trie", draft_token_budget=0)
+    assert_same(off, plain)
+    assert off.speculation.target_forwards == plain.speculation.target_forwards
     for draft in ({"drafting": "trie", "draft_token_budget": 60}, wrong):
         drafted = target.generate(**inputs, **settings, **draft)
         assert_same(drafted, plain)

@@ -222,6 +222,15 @@ def test_an_upload_that_fails_leaves_the_repository_as_before(
     assert len(hub.asked("PUT", "^/objects/")) - uploads == ("upload" in name)
 
 
+def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: Any, **kwargs: Any) -> None:
+        raise HTTPError("no route to host")
+
+    monkeypatch.setattr(HfApi, "create_repo", unreachable)
+    with pytest.raises(ConnectionError, match=r"the Hub did not take me/catalogue \(no route to host\)"):
+        make_index().push_to_hub("me/catalogue")
+
+
 def test_an_index_that_cannot_be_saved_makes_no_repository(hub: HubServer) -> None:
     index = make_index()
     with pytest.raises(ValueError, match="no item is alive"):

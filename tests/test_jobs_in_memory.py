@@ -99,7 +99,7 @@ def test_histories_give_lists_of_items(loaded: Any, table: pa.Table, rows: Any) 
     options = {"constraint_index": index, "top_k": 6, "num_beams": 8, "progress": False}
     expected = recommend(model, table, history="seen", exclude="seen", **options).column("items").to_pylist()
     mixed = [kind(one) for kind, one in zip((list, tuple, np.array, torch.tensor) * 10, histories, strict=True)]
-    for given in (histories, tuple(histories), mixed):
+    for given in (histories, tuple(histories), mixed, table.to_pandas()["seen"]):
         found = recommend(model, given, exclude="history", **options)
         assert found == expected
     assert not any(set(items) & set(history) for items, history in zip(found, histories, strict=True))
@@ -159,7 +159,9 @@ def test_what_is_no_table_is_refused(case: Case, table: pa.Table) -> None:
         ([[100], ["B01"]], {}, "users, column 'history', row 1 is .'B01'., expected the type of the rows before it"),
         ([], {}, "users has no row, expected at least one"),
         (frame.assign(seen=[{100}] * len(frame)), seen, "row 0 is {.*, expected a list: a set has no o"),
-        (frame["seen"], seen, r"users is a Series, .*\.to_frame\(\) a Series"),
+        (frame["seen"], seen, "users has no column 'seen', expected one of 'history'"),
+        ({"ann": [100]}, {}, r"no column is given, .*of histories by user, pass list\(users.values\(\)\)"),
+        ([[100]], {"exclude": [[100]]}, r"exclude=\[\[100\]\], expected the name of a column"),
         (frame.rename(columns={"who": "seen"}), seen, "users has 2 columns 'seen', expected one of"),
         (frame.drop(columns="seen"), seen, "users has no column 'seen', expected one of 'who', 'not', 'only'"),
         (frame, csv, "format= or delimiter= with a table in memory, expected neither"),

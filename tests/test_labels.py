@@ -130,6 +130,11 @@ FORGETFUL = Other(BPE, batch_decode=lambda rows, **_: [text.replace("S", "") for
         (["Sports", 3], BPE, r"labels\[1\] is 3, expected a string"),
         (["Sports", " "], BPE, r"labels\[1\] is ' ', expected some text"),
         (["a", "b", "a", "c", "b"], BPE, r"labels has 'a', 'b' more than once"),
+        (
+            ["caf\u00e9", "cafe\u0301\n"],
+            BPE,
+            r"labels has 'caf\u00e9' more than once, but for spaces and Unicode forms",
+        ),
         (["a", "b </s>"], BPE, r"labels 'b </s>' have the end token 0 inside"),
         (["a", "\ud800b"], BPE, r"labels\[1\] is '\\ud800b', expected Unicode without lone surrogates"),
         (["a", "日本", "한국", "ไทย", "ก"], tokenizer_of("unigram"), "'日本', '한국', 'ไทย', ... do not survive"),

@@ -72,7 +72,11 @@ def test_ids_are_of_the_kind_of_the_catalogue(tmp_path: Path) -> None:
         ({"user": [1], "item": [2]}, {"item": "what"}, "has no column 'what', expected .*: name it with item="),
         ({"user": [1], "item": [None]}, {}, "column 'item', row 0 is None, expected a value"),
         ({"user": [], "item": []}, {}, "has no row"),
-        ({"user": [1], "item": [2], "t": ["yesterday"]}, {"time": "t"}, "'yesterday' in the first row, expected num"),
+        (
+            {"user": [1] * 2, "item": [2] * 2, "t": ["2026-01-01", "now"]},
+            {"time": "t"},
+            "is 'now' in row 1, expected num",
+        ),
         ([[1, 2]], {}, r"interactions is \[\[1, 2\]\], expected files, or a table"),
         ({"user": [1], "item": [2]}, {"unknown_items": "skip"}, "expected 'refuse' or 'drop'"),
     ],
@@ -288,6 +292,14 @@ def test_the_last_weights_are_validated_too(often: dict[str, Any], num_losses: i
         ({"items": SemanticIds([[0, 1], [0, 1, 2]], item_ids=NAMES[:2]), "histories": [NAMES[:2]]}, "row 0 has fewer"),
         ({"histories": ["item-0", "item-1"]}, r"histories\[0\] is 'item-0', expected a list of items"),
         ({"histories": {"ann": ["item-0", float("nan")]}}, r"histories\[0\] has item nan, expected texts or integers"),
+        (
+            {
+                "model": T5ForConditionalGeneration(
+                    T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+                )
+            },
+            "decoder_start_token_id is None",
+        ),
         ({"fp16": True, "use_cpu": True}, "fp16=True without a GPU, expected bf16=True"),
         ({"resume_from_checkpoint": True, "output_dir": "none-here"}, "none-here has no whole checkpoint, expected"),
         ({"model": small_recommender(SemanticIds([[0, 1]]), hidden_size=8)}, "model has embeddings of 4 tokens"),

@@ -108,7 +108,8 @@ BOTH: Refused = [
     ({"num_draft_beams": 8, "drafting": "trie"}, "num_draft_beams=8 without a draft model, expected both"),
     ({"num_draft_beams": -1}, "num_draft_beams=-1, expected a positive integer"),
     ({"draft_token_budget": 8}, "draft_token_budget=8 without drafting"),
-    ({"draft_token_budget": 0, "drafting": "trie"}, "draft_token_budget=0, expected a positive integer"),
+    ({"draft_token_budget": -1, "drafting": "trie"}, "draft_token_budget=-1, expected a positive integer"),
+    ({"code_book": {"ham": 5}}, "code_book={'ham': 5}, expected tokens by item id, as index.code_book"),
     ({"draft_token_budget": True, "drafting": "trie"}, "draft_token_budget=True, expected a positive integer"),
     ({"assistant_model": "draft"}, "assistant_model is a str, expected a"),
     ({"assistant_model": "other"}, "assistant_model has a vocabulary of 50 tokens, expected the model"),
@@ -195,7 +196,7 @@ FLAX: Refused = [
     ({"input_ids": [[5, 6], [7]]}, "ragged, expected"),
     ({"input_ids": [[5, 2**31 + 5]]}, f"has token {2**31 + 5}"),
     ({"input_ids": {"input_ids": [[5, 6]]}}, r"inputs is a dict, expected an array: call generate\(\*\*batch\)"),
-    ({"attention_mask": [[1], [1, 1]]}, "attention_mask is ragged, expected"),
+    ({"attention_mask": [[1], [1, 1]]}, "attention_mask is ragged, or has no values, expected"),
 ]
 CALLS = [
     pytest.param(backend, *case, id=f"{backend} {number} {next(iter(case[0]))}")

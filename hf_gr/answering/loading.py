@@ -19,6 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
 from hf_gr.catalogue.storage import JSON_FILE
+from hf_gr.files.hub import Source
 from hf_gr.generation.models import fill_token, position_limit
 from hf_gr.generation.named_catalogues import resolve_index
 from hf_gr.generation.prompts import pad, padding_side
@@ -27,7 +28,7 @@ from hf_gr.generation.prompts import pad, padding_side
 def check_name(model: str | Path, *, argument: str = "model") -> None:
     """Refuse a name that is neither a folder nor a repository id, before any download."""
     try:
-        if not Path(model).is_dir():
+        if not Source(model).is_folder:
             validate_repo_id(str(model))
     except HFValidationError as error:
         raise ValueError(

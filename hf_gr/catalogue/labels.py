@@ -37,8 +37,12 @@ def read_labels(labels: Any) -> list[str]:
         found.append(str(label))
     if not found:
         raise ValueError("labels is empty, expected at least one label")
-    if twice := [label for label, number in Counter(found).items() if number > 1]:
-        raise ValueError(f"labels has {shown(twice)} more than once, expected distinct labels: omit the copies")
+    looks = Counter(unicodedata.normalize("NFC", " ".join(label.split())) for label in found)
+    if twice := [label for label, number in looks.items() if number > 1]:
+        raise ValueError(
+            f"labels has {shown(twice)} more than once, but for spaces and Unicode forms, expected distinct labels: "
+            "omit the copies"
+        )
     return found
 
 

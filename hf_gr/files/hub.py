@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ def naming_model(repo_or_dir: Any, argument: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not isinstance(repo_or_dir, (str, Path)) or Path(repo_or_dir).exists():
+        if not isinstance(repo_or_dir, (str, Path)) or os.path.exists(repo_or_dir):  # noqa: PTH110 # for any name
             raise
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -61,7 +62,7 @@ class Source:
     @property
     def is_folder(self) -> bool:
         """Whether it is a local folder."""
-        return Path(self.repo_or_dir).is_dir()
+        return os.path.isdir(self.repo_or_dir)  # noqa: PTH112 # no error, however long the name is
 
     def at(self, revision: str | None) -> Source:
         """The same at another revision; itself for None."""
@@ -79,11 +80,11 @@ class Source:
                 with this token, or lacks a file.
             ConnectionError: the Hub is down, or the connection broke, and the cache lacks a file.
         """
-        name, path = str(self.repo_or_dir), Path(self.repo_or_dir)
+        name, is_there = str(self.repo_or_dir), os.path.exists(self.repo_or_dir)  # noqa: PTH110
         if self.is_folder:
-            return path / self.subfolder
-        if isinstance(self.repo_or_dir, Path) or path.exists():
-            what = "a file" if path.exists() else "not there"
+            return Path(self.repo_or_dir, self.subfolder)
+        if isinstance(self.repo_or_dir, Path) or is_there:
+            what = "a file" if is_there else "not there"
             raise ValueError(f"{name!r} is {what}, expected a folder that holds {' and '.join(files)}: check the path")
         source, paths = self, list[Path]()
         for file in files:
@@ -238,19 +239,20 @@ def push_folder(
 ) -> str:
     """Upload what `save(folder, repo_id)` writes, and return the commit's URL; see `HubMixin.push_to_hub`."""
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         save(folder, repo_id)  # first: if it cannot be saved, no repository is created
-        api = HfApi(token=token)
-        full_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        if full_id != repo_id:  # the Hub prepended the user's name
-            (folder / "README.md").unlink()
-            save(folder, full_id)
-        if revision is not None and not create_pr and not revision.startswith("refs/"):  # as of a pull request
-            api.create_branch(full_id, branch=revision, exist_ok=True)
-        kept = ["README.md"] if api.file_exists(full_id, "README.md", revision=revision) else None
+        api, full_id = HfApi(token=token), repo_id
         try:
+            full_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            if full_id != repo_id:  # the Hub prepended the user's name
+                (folder / "README.md").unlink()
+                save(folder, full_id)
+            if revision is not None and not create_pr and not revision.startswith("refs/"):  # as of a pull request
+                api.create_branch(full_id, branch=revision, exist_ok=True)
+            kept = ["README.md"] if api.file_exists(full_id, "README.md", revision=revision) else None
             commit = api.upload_folder(
                 repo_id=full_id,
                 folder_path=folder,
@@ -264,4 +266,8 @@ def push_folder(
                 f"{full_id} is unchanged: a file was not uploaded ({_line(error)} {_line(error.__cause__)}): push "
                 "again, which uploads only what is missing"
             ) from error
+        except HTTPError as error:
+            if hasattr(error, "response"):  # the Hub's own refusal
+                raise
+            raise ConnectionError(f"the Hub did not take {full_id} ({_line(error)}): check the connection") from error
     return commit.commit_url

@@ -114,7 +114,8 @@ class GRGenerationConfig(GenerationConfig):
             if relaxed.
         draft_token_budget: the most nodes that the catalogue drafts for one forward, per row, less those that the
             draft model drafts for it (as many as beams are always allowed); by default 512, or what keeps the logits
-            of all rows under 256 MB. If no level fits the budget, decoding is plain: `out.speculation` tells.
+            of all rows under 256 MB; 0 for none. If no level fits the budget, decoding is plain: `out.speculation`
+            tells.
         num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. It never drafts
             beyond the end of the catalogue's sequences.
         exact: True for the best `num_return_sequences` items of the whole catalogue, proven: prefixes are scored best
@@ -205,7 +206,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         raise ValueError(f"code_book={book!r}, expected tokens by item id, as index.code_book() returns them")
     for name in ("num_draft_beams", "draft_token_budget", "max_nodes", "max_per_group"):
         value = fields.get(name)
-        if value is not None and (not is_integer(value) or value < 1):
+        if value is not None and (not is_integer(value) or value < (name != "draft_token_budget")):
             raise ValueError(f"{name}={value!r}, expected a positive integer or None")
 
 

@@ -16,7 +16,9 @@ LOGITS_AT_ONCE = 2**26  # of all nodes scored together: 256 MB in fp32
 
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
     """How many nodes may be scored ahead per row, in addition to its live beams."""
-    return config.draft_token_budget or max(min(DRAFT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
+    if config.draft_token_budget is not None:
+        return max(config.draft_token_budget, 1)
+    return max(min(DRAFT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
 
 
 def exact_sizes(

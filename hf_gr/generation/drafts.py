@@ -62,7 +62,7 @@ class BaseDraft:
             )
         if self.searches and not self.verification.by_head_alone:
             self._check_widths()
-        if budget is not None and not self.scores_ahead:
+        if budget and not self.scores_ahead:
             raise ValueError(
                 f"draft_token_budget={budget} without drafting, expected None: pass drafting='trie' or 'auto'"
             )
@@ -191,6 +191,8 @@ def drafts_of(
     its `check`. A draft model is used whenever there is one, unless another kind is named.
     """
     name = "assistant" if assistant is not None and config.drafting in (None, "trie") else config.drafting
+    if name == "trie" and config.draft_token_budget == 0:
+        name = None
     if name != "auto":
         if name not in kinds:
             expected = (*kinds, "auto")
@@ -200,7 +202,12 @@ def drafts_of(
         return {name: draft}
     is_relaxed = config.verification == "relaxed"
     has_head = getattr(model, "draft_head", None) is not None and not is_relaxed
-    names = [None, "trie", *["head"] * has_head, *["assistant"] * (assistant is not None)]
+    names = [
+        None,
+        *["trie"] * (config.draft_token_budget != 0),
+        *["head"] * has_head,
+        *["assistant"] * (assistant is not None),
+    ]
     if is_relaxed and assistant is not None:  # answers depend on the draft: the draft model always drafts
         names = ["assistant"]
     drafts = {name: kinds[name](model, config, assistant if name == "assistant" else None) for name in names}

@@ -122,11 +122,17 @@ class Settings:
         Raises:
             ValueError: invalid settings.
         """
+        for column in ROLES:
+            if not isinstance(getattr(self, column), str | None):
+                raise ValueError(
+                    f"{column}={getattr(self, column)!r}, expected the name of a column: put the values into one"
+                )
         given = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "no column"
             raise ValueError(
-                f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt"
+                f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt "
+                "(for a dictionary of histories by user, pass list(users.values()))"
             )
         if self.user in TAKEN and not self.has_targets:
             raise ValueError(f"user={self.user!r}, expected another name than {', '.join(TAKEN)}: rename the column")

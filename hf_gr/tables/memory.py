@@ -20,13 +20,14 @@ HISTORY = "history"  # the only column of a list of histories
 EXPECTED = (
     "expected a file or several, a pandas, Polars or Arrow table, a datasets.Dataset, a dictionary of columns, or a "
     "list of histories, each a list of item ids: .collect() a LazyFrame, choose a split of a DatasetDict, write an "
-    "IterableDataset to Parquet, .to_frame() a Series, .tolist() an array"
+    "IterableDataset to Parquet, .tolist() an array"
 )
 
 
 def is_histories(table: Any) -> bool:
     """Whether it is a list of histories, and no table, file or list of files."""
-    return isinstance(table, (list, tuple)) and not (table and all(isinstance(one, (str, PathLike)) for one in table))
+    is_list = isinstance(table, (list, tuple)) or _is(table, "pandas", "Series")
+    return is_list and not (len(table) and all(isinstance(one, (str, PathLike)) for one in table))
 
 
 def is_in_memory(table: Any) -> bool:

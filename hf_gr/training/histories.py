@@ -109,11 +109,21 @@ def _as_ids(values: list[Any], items: SemanticIds | None, *, is_text: bool) -> l
 
 def _as_times(values: list[Any], name: str) -> np.ndarray:
     """Times in an order that can be sorted."""
-    for convert in (lambda: np.asarray(values, dtype=np.float64), lambda: np.asarray(values, dtype="datetime64[us]")):
+    bad: list[int] = []
+    for kind in ("float64", "datetime64[us]"):
         try:
-            return convert()
+            return np.asarray(values, dtype=kind)
         except (TypeError, ValueError, OverflowError):
-            continue
+            found = [row for row, value in enumerate(values) if not _converts(value, kind)]
+            bad = found if not bad or len(found) < len(bad) else bad
     raise ValueError(
-        f"time={name!r} is {values[0]!r} in the first row, expected numbers, dates, or texts such as 2026-11-22T09:30"
+        f"time={name!r} is {values[bad[0]]!r} in row {bad[0]}, expected numbers, dates, or texts such as "
+        "2026-11-22T09:30, and all of one kind"
     )
+
+
+def _converts(value: Any, kind: str) -> bool:
+    try:
+        return np.asarray([value], dtype=kind) is not None
+    except (TypeError, ValueError, OverflowError):
+        return False

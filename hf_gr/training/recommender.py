@@ -295,6 +295,11 @@ def _save(trainer: LossTrainer, trained: Any, beside: Sequence[Any], folder: Any
 def _check_model(model: Any, windows: HistoryWindows, max_items: int) -> None:
     config = base_model(model).config
     rows = base_model(model).get_input_embeddings().num_embeddings
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        raise ValueError(
+            "model.config.decoder_start_token_id is None, expected the first token of what it writes, such as "
+            "pad_token_id: set it"
+        )
     if windows.tokens.max() >= rows:
         raise ValueError(
             f"model has embeddings of {rows} tokens, expected more than the items' largest, {windows.tokens.max()}: "

@@ -18,7 +18,7 @@ Axes: B batch, P prompt, H heads, D their width, V vocabulary.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -28,6 +28,7 @@ from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.modules import module as torch_module
@@ -36,7 +37,7 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatt
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicCache
 
-from hf_gr.catalogue.sequences import is_integer
+from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.core.widths import fixed_widths
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
@@ -493,8 +494,7 @@ def warm_up(
 
 
 def _read(name: str, value: Any) -> list[int]:
-    value = getattr(value, "tolist", lambda: value)()
-    values = list(value) if isinstance(value, Iterable) else [value]
+    values = np.ravel(to_host(value)).tolist()
     if not values or not all(is_integer(one) and one > 0 for one in values):
         raise ValueError(f"{name}={value!r}, expected a positive integer, or several of them")
     return [int(one) for one in values]

@@ -5,13 +5,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from hf_gr.catalogue.storage import FILES as INDEX_FILES
+from hf_gr.catalogue.storage import JSON_FILE
 from hf_gr.files import cards
 from hf_gr.files import draft_head as head_files
 from hf_gr.files.atomic import make_folder, replaced_file
 from hf_gr.files.pairs import CARD_FILE
+from hf_gr.generation.named_catalogues import resolve_index
 
 from .heads import NAME, check_bare, save_draft_head
 from .models import base_model
@@ -20,13 +26,11 @@ from .models import base_model
 CUSTOM_GENERATE = Path(__file__).parents[1] / "custom_generate" / "generate.py"
 
 
-def save_beside(
-    model: Any,
-    directory: str | Path,
-    *,
-    custom_generate: bool = False,
-) -> None:
-    """Write the files of a checkpoint that transformers does not know, and a card where there is none; no head."""
+def save_beside(model: Any, directory: str | Path, *, custom_generate: bool = False) -> None:
+    """Write the files of a checkpoint that transformers does not know, and a card where there is none; no head.
+
+    The catalogue `"."` comes along, but for the checkpoints of a training.
+    """
     folder = Path(directory)
     if (head := getattr(base_model(model), NAME, None)) is not None:
         check_bare(head)  # before any file is replaced
@@ -40,6 +44,10 @@ def save_beside(
     card = folder / CARD_FILE
     if not card.exists():
         _write(card, _card(model, folder.resolve().name, custom_generate))
+    is_own = getattr(base_model(model).generation_config, "constraint_index", None) == "."
+    if is_own and not (folder / JSON_FILE).exists() and not folder.name.startswith(PREFIX_CHECKPOINT_DIR):
+        with suppress(ValueError, OSError):  # the checkpoint that the model came from may be gone, or have none
+            resolve_index(base_model(model), ".").save_pretrained(folder)
 
 
 def prepare_upload(
@@ -66,7 +74,7 @@ def prepare_upload(
         else:
             tags = cards.model_tags(has_head=has_head, custom_generate=custom_generate)
             _write(card, cards.tag_card(text, tags))
-    ours = (*head_files.FILES, *[CUSTOM_GENERATE.parent.name] * custom_generate)
+    ours = (*head_files.FILES, *INDEX_FILES, *[CUSTOM_GENERATE.parent.name] * custom_generate)
     return {name: written for name, written in files_timestamps.items() if name not in ours}
 
 

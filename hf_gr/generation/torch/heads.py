@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.code_book import compare
+from hf_gr.catalogue.labels import check_is_tokenizer
 from hf_gr.files import draft_head as head_files
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
 from hf_gr.files.hub import Source
@@ -47,6 +48,8 @@ def add_draft_head(
 ) -> DraftHead:
     """`GRGenerationMixin.add_draft_head`, of any model, also inside wrappers."""
     inner = base_model(model)
+    if tokenizer is not None:
+        check_is_tokenizer(tokenizer)
     if isinstance(codebooks, DraftHead):
         head = codebooks
         if (transition, use_state, use_placeholders, placeholder_tokens) != ("rnn", True, True, None):

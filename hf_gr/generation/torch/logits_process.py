@@ -225,7 +225,7 @@ def _read_separator(separator: Sequence[int] | str, tokenizer: Any, eos_token_id
             raise ValueError(f"separator={separator!r} is a text, expected tokenizer= with it, or token ids")
         separator = encode_continuations(tokenizer, [separator])[0] if separator else []
     host: Any = to_host(separator)
-    if not isinstance(host, Iterable):
+    if not isinstance(host, Iterable) or getattr(host, "ndim", 1) == 0:
         raise ValueError(f"separator={separator!r}, expected a list of token ids, or a text")
     tokens: list[Any] = list(host)
     if not tokens or not all(is_integer(token) and 0 <= token <= LARGEST_TOKEN for token in tokens):

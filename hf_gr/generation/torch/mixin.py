@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers.utils import CONFIG_NAME
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
@@ -329,6 +330,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 save_beside(self, save_directory, custom_generate=_CUSTOM_GENERATE.get())
             super_.save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
             if self.should_save_on_this_rank(is_main_process):
+                for path in Path(save_directory).glob("*.safetensors"):  # which safetensors lets only their owner read
+                    path.chmod(Path(save_directory, CONFIG_NAME).stat().st_mode)
                 save_draft_head(self, save_directory, state_dict=state_dict)  # which names the weights beside it
         finally:
             _CUSTOM_GENERATE.reset(carries)
