@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ def naming_model(repo_or_dir: Any, argument: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not isinstance(repo_or_dir, (str, Path)) or os.path.exists(repo_or_dir):  # noqa: PTH110 # for any name
+        if not isinstance(repo_or_dir, (str, Path)) or Path(repo_or_dir).exists():
             raise
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -62,7 +61,7 @@ class Source:
     @property
     def is_folder(self) -> bool:
         """Whether it is a local folder."""
-        return os.path.isdir(self.repo_or_dir)  # noqa: PTH112 # no error, however long the name is
+        return Path(self.repo_or_dir).is_dir()
 
     def at(self, revision: str | None) -> Source:
         """The same at another revision; itself for None."""
@@ -80,11 +79,11 @@ class Source:
                 with this token, or lacks a file.
             ConnectionError: the Hub is down, or the connection broke, and the cache lacks a file.
         """
-        name, is_there = str(self.repo_or_dir), os.path.exists(self.repo_or_dir)  # noqa: PTH110
+        name, path = str(self.repo_or_dir), Path(self.repo_or_dir)
         if self.is_folder:
-            return Path(self.repo_or_dir, self.subfolder)
-        if isinstance(self.repo_or_dir, Path) or is_there:
-            what = "a file" if is_there else "not there"
+            return path / self.subfolder
+        if isinstance(self.repo_or_dir, Path) or path.exists():
+            what = "a file" if path.exists() else "not there"
             raise ValueError(f"{name!r} is {what}, expected a folder that holds {' and '.join(files)}: check the path")
         source, paths = self, list[Path]()
         for file in files:

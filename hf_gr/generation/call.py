@@ -279,6 +279,4 @@ def to_array(values: Any, name: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(host)
     except ValueError as error:
-        raise ValueError(
-            f"{name} is ragged, or has no values, expected [batch, length]: pad it on the left"
-        ) from error
+        raise ValueError(f"{name} is ragged, expected an array [batch, length]: pad it on the left") from error

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -90,7 +89,7 @@ def resolve_index(model: Any, index: Any, *, may_be_list: bool = False) -> Any:
     else:
         source = source.elsewhere(name)
     file = Path(name, source.subfolder, ARRAYS_FILE)
-    saved = file.stat().st_mtime_ns if os.path.isfile(file) else None  # noqa: PTH113 # no error, however long it is
+    saved = file.stat().st_mtime_ns if file.is_file() else None
     loaded = _LOADED.setdefault(model, {})
     if name not in loaded or loaded[name][0] != saved:
         loaded[name] = (saved, ConstraintIndex.from_pretrained(**asdict(source)))

@@ -8,6 +8,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hf_gr.classification.result import Ranked
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -50,7 +52,7 @@ class Classification:
     catalogue_version: int
     method: str = "exact"
     mass_left: float = 0.0
-    parents: list[list[tuple[str, float]]] | None = None
+    parents: list[Ranked] | None = None
     seconds: dict[str, float] | None = None
     batch_size: int = 0
 
