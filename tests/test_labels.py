@@ -65,7 +65,7 @@ def test_byte_level_labels_of_any_text_survive(texts: list[str]) -> None:
 
 
 def test_tokenizers_without_a_vocabulary_will_do() -> None:
-    labels = [*LABELS, "😀", "👨\u200d👩\u200d👧", "שלום עולם", "e\u0301", "é"]
+    labels = [*LABELS, "😀", "👨\u200d👩\u200d👧", "שלום עולם", "é"]
     index = index_of(labels, ByT5Tokenizer())
     assert sorted(index.items([row])[0][0] for row in index) == sorted(labels)
 

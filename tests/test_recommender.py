@@ -73,9 +73,9 @@ def test_ids_are_of_the_kind_of_the_catalogue(tmp_path: Path) -> None:
         ({"user": [1], "item": [None]}, {}, "column 'item', row 0 is None, expected a value"),
         ({"user": [], "item": []}, {}, "has no row"),
         (
-            {"user": [1] * 2, "item": [2] * 2, "t": ["2026-01-01", "now"]},
+            {"user": [1] * 2, "item": [2] * 2, "t": ["2026-01-01", "noon"]},
             {"time": "t"},
-            "is 'now' in row 1, expected num",
+            "is 'noon' in row 1, expected num",
         ),
         ([[1, 2]], {}, r"interactions is \[\[1, 2\]\], expected files, or a table"),
         ({"user": [1], "item": [2]}, {"unknown_items": "skip"}, "expected 'refuse' or 'drop'"),

@@ -475,7 +475,7 @@ class Engine:
                 recommender.version,
                 method=ranked.method,
                 mass_left=ranked.mass_left[row],
-                parents=ranked.parents and [level[:number] for level in ranked.parents[row]],
+                parents=None if ranked.parents is None else [level[:number] for level in ranked.parents[row]],
             )
             for row, (labels, number) in enumerate(zip(ranked, numbers, strict=True))
         ]
