@@ -56,6 +56,30 @@ def test_cuda_equals_cpu(family: str) -> None:
     assert_same(model.cuda().generate(**on_gpu(inputs), **options), expected)
 
 
+BIAS, GROUPS = np.random.default_rng(1).normal(size=len(INDEX)), {"max_per_group": 2}
+EXACT: dict[str, dict[str, Any]] = {
+    "exact": {"exact": True},
+    "exact, few nodes": {"exact": True, "num_beams": 4, "max_nodes": 24},
+    "exact, drafts": {"exact": True, "drafting": "trie"},
+    "exact, values": {"exact": True, "item_bias": BIAS, **GROUPS},
+    "exact, ragged": {"exact": True, "constraint_index": RAGGED, "length_penalty": -1.0, **GROUPS},
+    "exact samples": {"exact": True, "do_sample": True, "top_k": 0, "seed": [3, 4, 5]},
+    "beams, values": {"item_bias": BIAS, **GROUPS, **BEAMS},
+    "widths": {"num_beams": [4, 8, 6, 6], "exclude_items": [[0, 1, 2], [5], []]},
+}
+
+
+@pytest.mark.parametrize("options", EXACT.values(), ids=EXACT)
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_cuda_proves_as_the_cpu(family: str, options: dict[str, Any]) -> None:
+    model, inputs = enable(build(family)), prompts(3, 9, padded=True)
+    options = {"constraint_index": INDEX, "num_return_sequences": 6, **DETAILS} | options
+    expected = model.generate(**inputs, **options)
+    found = model.cuda().generate(**on_gpu(inputs), **options)
+    assert_same(found, expected)
+    assert expected.num_proven is None or found.num_proven.tolist() == expected.num_proven.tolist()
+
+
 # Of every call after the first: that one moves the catalogue.
 NEVER_WAITS: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 8},
