@@ -9,8 +9,10 @@ The same as `test_pretend_cuda.py`, which also rehearses some of these tests, an
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,18 @@ def assert_same(found: Any, expected: Any) -> None:
     if "sequences_scores" in expected:
         scores, theirs = found.sequences_scores.cpu(), expected.sequences_scores.cpu()
         torch.testing.assert_close(scores, theirs, atol=SCORE_TOL, rtol=0)
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """What waits for the device is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,11 +115,8 @@ def test_cuda_is_never_waited_for(family: str, mode: str, monkeypatch: pytest.Mo
     def guarded(scorer: Any, *args: Any) -> Any:
         prefilled = scorer.begin()
         scorer.begin = lambda levels=(): prefilled
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_waiting():
             decoded.append(decode(scorer, *args))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         return decoded[-1]
 
     model, inputs = enable(build(family)).cuda(), on_gpu(prompts(2, 9, padded=True))
@@ -154,11 +165,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def guarded(self: Captured, inputs: Any) -> Any:
         made.append(self)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_waiting():
             return replay(self, inputs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Captured, "replay", guarded)
     return made

@@ -1,11 +1,12 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Milliseconds of a call on a GPU, beside the least that the device could take (`roofline.py`, by what it is seen to reach).
+"""Milliseconds of a call on a GPU, beside the least that the device could take: `roofline.py`, by what it reaches.
 
 Models of Qwen3's shapes with random weights, whose scores are made to differ as a trained model's do; a million random
 items; prompts of 1,000 tokens. Contenders take turns, medians of wall-clock seconds until the device is idle:
 
-- transformers: its beam search without any catalogue, which copies the prompt's keys for every beam;
+- transformers: its beam search without any catalogue, which copies the prompt's keys for every beam (512 beams need
+  more than 80 GB);
 - eager: `generate(constraint_index=...)`;
 - graphs: the same with `cache_implementation="static"` after `warm_up`;
 - exact: the best ten items of the catalogue, 64 prefixes a forward, without and with drafts of the trie.
@@ -100,9 +101,15 @@ def measure(setting: tuple[str, int, int, int], shape: Shape, limits: Device, op
         "exact, drafts": lambda: model.generate(**ours, **exact, drafting="trie"),
         "transformers": lambda: model.generate(**given, **beam, max_new_tokens=length, do_sample=False),
     }
-    found = {call: calls[call]() for call in calls}  # warms up, too
-    if not torch.equal(found["eager"], found["graphs"]):
-        raise SystemExit(f"{setting}: graphs answer otherwise than eager calls")
+    found: dict[str, Any] = {}
+    for call in list(calls):  # warms up, too
+        try:
+            found[call] = calls[call]()
+        except torch.OutOfMemoryError:
+            del calls[call]
+            torch.cuda.empty_cache()
+    eager, graphs = (set(map(tuple, found[call].tolist())) for call in ("eager", "graphs"))
+    alike = len(eager & graphs) / len(eager)  # in bfloat16 sums in another order choose other beams
     times: dict[str, list[float]] = {call: [] for call in calls}
     for number in range(options.repeats):
         for call in calls if number % 2 else reversed(calls):
@@ -143,13 +150,14 @@ def main(arguments: list[str] | None = None) -> None:
         [
             one["setting"],
             str(one["beams"]),
-            *(f"{one[name]:.2f}" for name in names),
+            *(f"{one[name]:.2f}" if name in one else "no memory" for name in names),
             "{} and {}".format(*(1 + number for number in one["forwards"].values())),
             f"{one['proven']} of 10",
+            f"{one['alike']:.0%}",
         ]
         for one in results
     ]
-    print_table(["a call, ms", "beams", *names, "exact's forwards", "proven"], table)
+    print_table(["a call, ms", "beams", *names, "exact's forwards", "proven", "graphs alike"], table)
     print_json_line("gpu", device, {"limits": vars(limits), "results": results})
 
 
