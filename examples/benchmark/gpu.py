@@ -75,7 +75,8 @@ def make_model(shape: Shape, device: torch.device) -> Any:
         eos_token_id=None,
     )
     with device:
-        model: Any = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+        model: Any = Qwen3ForCausalLM(config)
+    model = model.to(torch.bfloat16).eval()
     model.model.norm.weight.data.mul_(SHARPNESS)
     return enable(model)
 
@@ -118,15 +119,9 @@ def measure(setting: tuple[str, int, int, int], shape: Shape, limits: Device, op
     medians = {call: statistics.median(values) for call, values in times.items()}
     counts = {call: found[call].speculation.target_forwards for call in ("exact", "exact, drafts")}
     proven = int(found["exact"].num_proven.min())
-    shown = f"{name}, {length} tokens a item, batch {batch}"
-    return {
-        "setting": shown,
-        "beams": beams,
-        "least": 1e3 * least.total,
-        **medians,
-        "forwards": counts,
-        "proven": proven,
-    }
+    known = {"forwards": counts, "proven": proven, "alike": alike}
+    shown = f"{name}, {length} tokens an item, batch {batch}"
+    return {"setting": shown, "beams": beams, "least": 1e3 * least.total, **medians, **known}
 
 
 def main(arguments: list[str] | None = None) -> None:
