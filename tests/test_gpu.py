@@ -197,6 +197,10 @@ GRAPHS: dict[str, dict[str, Any]] = {
 def test_cuda_graphs_equal_eager(family: str, options: Any, index: ConstraintIndex, replays: list[Any]) -> None:
     model, ids = enable(build(family)).cuda(), list(range(len(INDEX)))
     given = {"constraint_index": index, **options}
+    if family == "deepseek_v3":  # in fp32 "grouped_mm" counts tokens on the host
+        with pytest.raises(CannotCapture, match="batched_mm"):
+            capture(model, on_gpu(prompts(2, 9)), **given)
+        model.set_experts_implementation("batched_mm")
     capture(model, on_gpu(prompts(2, 9)), exclude_items=[ids[:4], ids[9:13]], **given)
     for length in (9, 12, 5, 16):
         both(model, prompts(2, length, padded=True, seed=length), **given)
@@ -219,7 +223,7 @@ def test_threads_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     model, options = enable(build("qwen3")).cuda(), {"constraint_index": INDEX, **BEAMS}
     given = [on_gpu(prompts(2, 5 + number, seed=number)) for number in range(20)]
     expected = [model.generate(**one, **options).tolist() for one in given]
-    for one in (given[0], given[19]):
+    for one in (given[0], given[15], given[19]):
         capture(model, one, **options)
     problems: list[str] = []
     monkeypatch.setattr(captured, "say_once", problems.append)  # that a call was not replayed

@@ -118,9 +118,11 @@ class CudaGraphs(Uncaptured):
                         graph.capture_end()
                     raise
                 graph.capture_end()
-        except BaseException:
+        except BaseException as error:
             # The state of the pool after a failed capture is unknown. Graphs that already use it keep it.
             self._graphs.clear()
+            if "graph capture" in str(error):  # what no operation of PyTorch's could tell before
+                raise CannotCapture(f"{error} Experts: model.set_experts_implementation('batched_mm')") from error
             raise
         # As the device sees it: the pool's growth, and what the driver keeps of thousands of launches.
         used = max(free - torch.cuda.mem_get_info(self.device)[0], 0)
