@@ -29,7 +29,7 @@ from .decode import COUNTS, Decoded
 from .drafters import TreeDrafter, first_places
 from .log_probs import token_log_probs
 from .scorers import TreeScorer
-from .scores import DecodePlan
+from .scores import DecodePlan, renormalized
 from .speculation import Frontier, Rows, Speculation, joined
 from .transition import Children, DeviceCatalogue, children
 from .tree import NO_SLOT, Nodes, Tree
@@ -260,10 +260,9 @@ class _BestFirst:
         """The children of some nodes, with their scores and keys."""
         plan, legal = self.plan, family.children
         logits = logits if plan.temperature == 1.0 else logits.float() / plan.temperature
-        if plan.renormalizes:
-            scores = logits.gather(-1, legal.tokens).float().masked_fill(~legal.legal, DEAD).log_softmax(-1)
-        else:
-            scores = token_log_probs(logits, legal.tokens)
+        of, columns = legal.tokens, self.scorer.columns
+        of = of if columns is None else columns(of, level=family.levels.start)
+        scores = renormalized(logits, of, legal) if plan.renormalizes else token_log_probs(logits, of)
         if plan.tolerance is not None:  # a prefix without a score would be neither found nor left
             is_broken = (scores.isnan() & legal.legal & (nodes.keys > DEAD)[..., None]).flatten(1).any(1)
             self.lost = self.lost.masked_fill(is_broken[:, None], 0.0)

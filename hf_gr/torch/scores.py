@@ -40,12 +40,18 @@ class DecodePlan(Options):
     stopping_criteria: Callable[[Tensor], Tensor] | None = None  # the user's own
     noise: Noise | None = None  # None if nothing is drawn
     temperature: float = 1.0  # of `exact=True`; else a processor does it
-    renormalizes: bool = False  # of `exact=True`: over the legal tokens of each step; else a processor does it
+    renormalizes: bool = False  # over the legal tokens of each step; for other processors one of them does it
 
     @property
     def has_criteria(self) -> bool:
         """See `Options.has_criteria`."""
         return self.stopping_criteria is not None
+
+    @property
+    def compares_legal(self) -> bool:
+        """Whether no other token's logit matters."""
+        sees_all = self.processors is not None or self.keeps_steps or self.tokens_per_beam is not None
+        return (self.renormalizes or not (self.is_beam_search or self.max_nodes)) and not sees_all
 
     def meets_criteria(self, sequences: Int[Tensor, "batch kept length"], *, max_length: int) -> Tensor:
         """See `Options.meets_criteria`."""
@@ -84,11 +90,20 @@ def child_scores(
         return process_scores(logits, legal, beams, plan, is_forced=is_forced).gather(-1, tokens)
     if is_forced:
         return torch.zeros(tokens.shape, device=logits.device)
+    if plan.renormalizes:
+        return renormalized(logits, tokens, legal)
     scores = token_log_probs(logits, tokens) if plan.is_beam_search else logits.gather(-1, tokens).float()
     if plan.tokens_per_beam is None or plan.tokens_per_beam >= logits.shape[-1]:
         return scores
     least = logits.topk(plan.tokens_per_beam).values[..., -1:]
     return scores.masked_fill(logits.gather(-1, tokens) < least, beam.DEAD)
+
+
+def renormalized(
+    logits: Float[Tensor, "batch beams _"], tokens: Int[Tensor, "batch beams children"], legal: Children
+) -> Float[Tensor, "batch beams children"]:
+    """Log-probabilities among the legal tokens of each step, from where those are in the logits."""
+    return logits.gather(-1, tokens).float().masked_fill(~legal.legal, beam.DEAD).log_softmax(-1)
 
 
 def process_scores(

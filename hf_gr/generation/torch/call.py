@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, PrefixConstrainedLogitsProcessor, TopKLogitsWarper
+from transformers.generation import (
+    EosTokenCriteria,
+    LogitNormalization,
+    PrefixConstrainedLogitsProcessor,
+    TopKLogitsWarper,
+)
 
 from hf_gr.generation import internals
 from hf_gr.generation.answers import with_items
@@ -255,16 +260,19 @@ class Call(BaseCall):
                 isinstance(one, EosTokenCriteria) and id(one) in users
             ):
                 stop.append(one)
+        options = options_of(config, self.rules.shared, step_scores=self.step_scores)
+        options["certifies"] &= not (before or after or stop)
+        others: Any = [*before, *(getattr(one, "inner", one) for one in after)]
+        if config.renormalize_logits is True and all(isinstance(one, LogitNormalization) for one in others):
+            options["renormalizes"] = True  # among the children alone
+            before = after = LogitsProcessorList()
         noise = None
         if config.do_sample and self.seeds is not None:
             noise = Noise(to_device(self.seeds, input_ids.device))
         elif config.do_sample:
             device, shape = input_ids.device, input_ids.shape[:1]
             noise = Noise(torch.randint(2**63 - 1, shape, generator=self.generator, device=device))
-        options = options_of(config, self.rules.shared, step_scores=self.step_scores)
-        options["certifies"] &= not (before or after or stop)
         if config.exact:
-            options["renormalizes"] = config.renormalize_logits is True
             options["temperature"] = float(config.temperature or 1.0) if config.do_sample else 1.0
             if others := [*before, *after, *stop]:
                 raise not_with_exact(type(others[0]).__name__)

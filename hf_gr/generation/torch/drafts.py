@@ -35,6 +35,7 @@ from .logits_process import keeper_of_state
 from .models import base_model, is_patched, output_size_of
 from .prompts import prefill_with_placeholders
 from .scorers import Prompts, make_scorer
+from .sliced_head import sliced_head
 
 LEVELS_AT_ONCE = 4  # of the beams' keys, that memory is taken for: long sequences mostly end early
 
@@ -83,7 +84,10 @@ class Draft(BaseDraft):
         """Make the scorer, a drafter and the catalogue on the device; the first forward is the search's."""
         prompts = self.prompts(prepared)
         catalogue = device_catalogue(prepared.rules, prepared.input_ids.device)
-        scorer = make_scorer(self.model, prompts, in_parts=layout_of(self.model) == "parts")
+        head = None
+        if prepared.plan.compares_legal and prompts.catch is None and not prepared.is_static:
+            head = sliced_head(self.model, prepared.rules.shared.trie, synced_gpus=prepared.synced_gpus)
+        scorer = make_scorer(self.model, prompts, in_parts=layout_of(self.model) == "parts", head=head)
         return Search(scorer, catalogue, None, prompts, self)
 
     def prompts(self, prepared: Prepared, *, run: Callable[[], Any] | None = None, **of_head: Any) -> Prompts:

@@ -27,6 +27,7 @@ from .caches import cache_of, copy_cache, to_keep_all_keys, to_plain, with_slots
 from .encoder_decoders import EncoderDecoder
 from .models import decoder_config, layer_types, mask_dtype, takes_argument
 from .prompts import catch_hidden_states, positions_of
+from .sliced_head import SlicedHead
 
 
 @dataclass(eq=False)
@@ -66,12 +67,12 @@ class Prompts:
         return mask.to(device).bool()
 
 
-def make_scorer(model: Any, prompts: Prompts, *, in_parts: bool = False) -> TreeScorer:
+def make_scorer(model: Any, prompts: Prompts, *, in_parts: bool = False, head: SlicedHead | None = None) -> TreeScorer:
     """A scorer over prompts, which all scorers over them share; `in_parts` if attention to nodes can be ours."""
     if model.config.is_encoder_decoder:
         forward, dtype = EncoderDecoder(model, prompts.kwargs), None
     else:
-        forward, dtype = model, mask_dtype(model)
+        forward, dtype = head or model, mask_dtype(model)
         if in_parts:
             attend_in_parts(model)
     return TreeScorer(
@@ -80,6 +81,7 @@ def make_scorer(model: Any, prompts: Prompts, *, in_parts: bool = False) -> Tree
         unread=_unread(model, prompts, forward) if prompts.takes_nodes else None,
         mask_dtype=dtype,
         argument=ARGUMENT if in_parts else None,
+        columns=None if head is None else head.columns,
     )
 
 
@@ -108,8 +110,9 @@ def _prefilled(model: Any, prompts: Prompts, forward: Any) -> Prefilled:
             next_position = mask.sum(-1, keepdim=True)
         else:
             next_position = position.to(device).expand(*position.shape[:-2], *token.shape)
+    logits = outputs.logits[:, -1:].to(device)
     return Prefilled(
-        outputs.logits[:, -1:].to(device),
+        forward.of(logits) if isinstance(forward, SlicedHead) else logits,
         to_keep_all_keys(cache, room=prompts.room),
         mask=mask,
         next_position=next_position,
