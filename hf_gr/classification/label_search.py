@@ -141,7 +141,8 @@ class TreeSearch:
             renormalizes=self.renormalizes,
             length_penalty=0.0,
         )
-        scorer = self.model.scorers(prompts, width=min(tree.num_nodes, NODES_AT_ONCE))()
+        only = tree.trie if self.renormalizes else None
+        scorer = self.model.scorers(prompts, width=min(tree.num_nodes, NODES_AT_ONCE), only=only)()
         catalogue = DeviceCatalogue(on_device(tree.trie, tokens.device))
         drafter = None if self.tolerance else TreeDrafter(room)  # all nodes are needed: whole subtrees in a forward
         masses = best_masses(scorer, catalogue, plan, drafter)

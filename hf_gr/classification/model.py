@@ -16,9 +16,11 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_gr.catalogue.fanout import Longs
+from hf_gr.catalogue.trie import Trie
 from hf_gr.generation.models import growing_angles, start_token
 from hf_gr.generation.torch.layouts import prefilled, takes_tree
 from hf_gr.generation.torch.models import base_model, decoder_config, evaluation, output_size_of
+from hf_gr.generation.torch.sliced_head import sliced_head
 from hf_gr.torch.scorers import TreeScorer
 
 Prompts = tuple[Longs, Longs]  # `[B, P]` tokens, and their mask
@@ -90,11 +92,15 @@ class LabelModel:
         tokens, mask = (torch.from_numpy(array).to(self.model.device) for array in prompts)
         return tokens, mask
 
-    def scorers(self, prompts: Prompts, *, width: int) -> Callable[[], TreeScorer]:
-        """Makes scorers over a batch of prompts, which share one prefill; `width` nodes are expected of each."""
+    def scorers(self, prompts: Prompts, *, width: int, only: Trie | None = None) -> Callable[[], TreeScorer]:
+        """Makes scorers over a batch of prompts, which share one prefill; `width` nodes are expected of each.
+
+        `only` the logits of its tokens may be computed.
+        """
         tokens, mask = self.to_device(prompts)
         if not self.config.is_encoder_decoder:
-            return prefilled(self.model, tokens, None, mask, width=width)
+            head = None if only is None else sliced_head(self.model, only)
+            return prefilled(self.model, tokens, None, mask, width=width, head=head)
         start = start_token(self.model.generation_config, self.config)
         if start is None:
             raise ValueError("model has no decoder_start_token_id, expected one: set it in model.generation_config")

@@ -28,6 +28,7 @@ from .encoder_decoders import takes_positions
 from .models import decoder_config, evaluation, is_patched, layer_types, takes_argument, takes_masks
 from .prompts import positions_of, prefill
 from .scorers import Prompts, make_scorer
+from .sliced_head import SlicedHead
 
 # How nodes are told what they see: in two parts by `hf_gr.torch.tree_attention`, or by a mask.
 How = Literal["parts", "mask"]
@@ -87,7 +88,13 @@ def may_take_nodes(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> 
 
 
 def prefilled(
-    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None, *, width: int
+    model: Any,
+    prompt: Tensor,
+    inputs: Tensor | None,
+    attention_mask: Tensor | None,
+    *,
+    width: int,
+    head: SlicedHead | None = None,
 ) -> Callable[[], TreeScorer]:
     """Makes scorers of a model over prompts; the first one prefills. Inputs and their mask are of encoders."""
 
@@ -97,7 +104,7 @@ def prefilled(
         return Prompts(prompt, kwargs, lambda: outputs, room=0 if is_patched(model) else width)
 
     in_parts = layout_of(model) == "parts"
-    return lambda: make_scorer(model, prompts(), in_parts=in_parts)
+    return lambda: make_scorer(model, prompts(), in_parts=in_parts, head=head)
 
 
 def layout_of(model: Any) -> How | None:
