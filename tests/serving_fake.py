@@ -59,9 +59,13 @@ class Log(Observer):
         self.batches: list[Batch] = []
         self.outcomes: Counter[str] = Counter()
         self.lengths: list[int] = []
+        self.busy: list[int] = []
 
     def queued(self, num_waiting: int) -> None:
         self.lengths.append(num_waiting)
+
+    def working(self, num_busy: int) -> None:
+        self.busy.append(num_busy)
 
     def computed(self, batch: Batch) -> None:
         self.batches.append(batch)
@@ -109,6 +113,7 @@ class FakeEngine:
                 raise
         edition = self.catalogue.edition
         for observer in self.observers:
+            observer.working(1)
             observer.computed(Batch(1, 64, 0.01, 0.01, target_forwards=3))
             observer.ended("answered", 0.01)
         items = [item for item in edition.index.item_ids if item not in given["exclude"]][: given["num_results"] or 2]

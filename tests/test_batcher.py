@@ -176,6 +176,7 @@ async def test_a_free_worker_begins_at_once_and_what_is_cancelled_is_not_compute
     assert case.computed == [["first"], ["stays"]]
     assert gone.cancelled()
     assert case.batcher.num_waiting == 0
+    assert case.log.busy == [1, 0, 1, 0]
 
 
 @in_virtual_time

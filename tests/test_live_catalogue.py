@@ -95,7 +95,7 @@ def random_update(draw: random.Random, plain: Plain, ids: list[Any]) -> Update:
         name = draw.choice("abc")
         is_deleted = name in plain.rules and draw.random() < 0.3
         rules[name] = None if is_deleted else draw.sample(after, draw.randint(0, len(after)))
-    return Update(added, remove, rules)
+    return Update(added, remove, rules, idempotency_key=str(draw.random()))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -122,6 +122,8 @@ def test_replicas_equal_sets(seed: int, tmp_path: Path, monkeypatch: pytest.Monk
             edition = one.apply(update)
         assert edition.version == version == one.edition.version
         plain.check(edition)
+        if draw.random() < 0.2:  # it comes again, since its sender knows nothing
+            assert other.apply(update).version == version
         if draw.random() < 0.5:
             plain.check(other.refresh())
             assert remembered(other.edition) == remembered(edition)
@@ -190,6 +192,15 @@ def test_updates_are_json() -> None:
     assert json.loads(json.dumps(fields)) == fields == read
     assert Update.from_dict(fields) == update
     assert Update().to_dict() == {}
+
+
+def test_a_key_is_one_updates_and_old_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogues, "MOST_KEYS", 2)
+    catalogue = LiveCatalogue(small_index())
+    updates = [Update(rules={"a": [item]}, idempotency_key=item) for item in ("ham", "jam", "yam")]
+    assert [catalogue.apply(update).version for update in [*updates, *updates[::-1]]] == [1, 2, 3, 3, 3, 4]
+    with pytest.raises(ValueError, match="idempotency_key='yam', expected a new one: another update has had it"):
+        catalogue.apply(Update(idempotency_key="yam"))
 
 
 def test_all_items_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -14,13 +15,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from families import build
-from serving_fake import httpx
+from serving_fake import FakeEngine, httpx
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
@@ -29,9 +32,12 @@ from hf_gr.commands import app as cli
 from hf_gr.commands import serve as serve_module
 
 pytest.importorskip("fastapi")
+from hf_gr.serving.app import make_app
 from hf_gr.serving.catalogues import Update
 from hf_gr.serving.schemas import RecommendRequest
+from hf_gr.serving.update_log import UpdateLog
 
+DEPLOY = Path(__file__).parent.parent / "examples" / "deploy"
 NUM_ITEMS = 60
 IDS = [f"B{number:02}" for number in range(NUM_ITEMS)]
 
@@ -193,7 +199,18 @@ def test_who_may_change_the_catalogue(
 
 def test_options_come_where_they_belong(checkpoint: Path, tmp_path: Path, served: list[dict[str, Any]]) -> None:
     (tmp_path / "titles.json").write_text('{"B01": "Ham"}')
-    around = ["--prefix-tokens", "1,2", "--suffix-tokens", "3", "--prompt", r"Name it:\n{text}"]
+    around = [
+        "--body-timeout",
+        "3",
+        "--allow-origin",
+        "https://a.example",
+        "--prefix-tokens",
+        "1,2",
+        "--suffix-tokens",
+        "3",
+        "--prompt",
+        r"Name it:\n{text}",
+    ]
     for options, page in (
         ([*around, "--unknown-items", "refuse"], None),
         (["--page"], {}),
@@ -204,6 +221,30 @@ def test_options_come_where_they_belong(checkpoint: Path, tmp_path: Path, served
     assert (served[0]["prefix_tokens"], served[0]["suffix_tokens"]) == ([1, 2], [3])
     assert (served[0]["prompt"], served[0]["unknown_items"]) == ("Name it:\n{text}", "refuse")
     assert "prompt" not in served[1]  # the engine's own
+    assert (served[0]["limits"].body_timeout, served[0]["origins"]) == (3.0, ["https://a.example"])
+
+
+def test_files_for_containers_start_servers_that_there_are(
+    checkpoint: Path, tmp_path: Path, served: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their commands as they are, but for paths; their probes; their secrets."""
+    monkeypatch.setattr("hf_gr.serving.run.bind", lambda *_: socket.socket())
+    (entry,) = re.findall("ENTRYPOINT (.*)", (DEPLOY / "Containerfile").read_text())
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["recommender"]
+    deployment, service, _ = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    for command in (compose["command"], container["args"]):
+        moved = {"/recommender": str(checkpoint), "/updates": str(tmp_path / "updates")}
+        words = [*json.loads(entry)[2:], *(moved.get(word, word) for word in command)]
+        told = CliRunner().invoke(cli.build_app(), ["serve", *words], env={"HF_GR_API_KEY": "old new"})
+        assert (told.exit_code, served[-1]["cores"], served[-1]["api_key"]) == (0, 4, "old new"), told.output
+    paths = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
+    assert paths <= {str(getattr(route, "path", "")) for route in make_app(FakeEngine()).routes}
+    assert set(compose["environment"]) == {"HF_GR_API_KEY", "HF_GR_ADMIN_KEY"} >= {container["env"][0]["name"]}
+    delay, default = command[command.index("--drain-delay") + 1], signature(serve_module.serve).parameters
+    assert pod["terminationGracePeriodSeconds"] > float(delay) + default["drain_timeout"].default + 1
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == {"app": "hf-gr"}
 
 
 # What keeps it from starting
@@ -229,6 +270,8 @@ def fail(*arguments: Any, code: int = 2, **environment: str) -> str:
         (["--option", "max_batch=3", "--rules"], "{}", "that has no flag of its own"),
         (["--prompt", "Which category?", "--rules"], "{}", "expected a text with {text} in it"),
         (["--suffix-tokens", "5;6", "--rules"], "{}", "suffix_tokens='5;6', expected integers such as 5,10"),
+        (["--max-update", "0", "--rules"], "{}", "max_update=0, expected more than 0"),
+        (["--allow-origin", "shop.example", "--rules"], "{}", "expected a scheme and a host, such as https://"),
         (["--titles"], "[]", "expected a JSON object of titles"),
         (["--port", "70000", "--rules"], "{}", "port=70000, expected 0 to 65535"),
         (["--workers", "0", "--rules"], "{}", "workers=0, expected an integer, 1 or more"),
@@ -254,6 +297,10 @@ def test_wrong_models_catalogues_keys_and_addresses(
     told = fail("--port", 0, HF_GR_CACHE=str(tmp_path))
     assert f"{tmp_path}/demo has no recommender of the demo" in told
     assert "run hf-gr demo first" in told
+    monkeypatch.setattr("hf_gr.serving.update_log.LOCK_SECONDS", 0.0)
+    with UpdateLog(tmp_path / "new").writing():
+        told = fail(checkpoint, "--port", 0, "--updates", tmp_path / "new", code=1)
+    assert "hf-gr serve: another process has held " in told
     assert "api_key is empty" in fail(checkpoint, "--port", 0, HF_GR_API_KEY="")
     assert "admin_key is empty" in fail(checkpoint, "--port", 0, HF_GR_ADMIN_KEY="")
     monkeypatch.setattr("hf_gr.serving.engine.Engine", lambda *_, **__: pytest.fail("it loads before it looks"))

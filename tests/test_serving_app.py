@@ -126,6 +126,7 @@ WRONG_CHANGES: list[tuple[Any, str, str]] = [
     ({"add": [{"item_id": "B98", "sequence": [2**70]}]}, "", "add: "),
     ({"remove": ["B01"], "rules": {"europe": ["B01"]}}, "rules['europe']", "'B01'"),
     ({"rules": {"europe": [1.5]}}, "rules.europe[0]", "item id"),
+    ({"idempotency_key": "a b"}, "idempotency_key", "match pattern"),
     ({"delete": ["B01"]}, "delete", "no such argument: omit it;"),
     ([], "body", "object"),
 ]
@@ -190,7 +191,7 @@ async def test_a_large_body_is_read_off_the_loop(monkeypatch: pytest.MonkeyPatch
 @in_loop
 async def test_errors_of_the_engine() -> None:
     expected: dict[str, tuple[int, dict[str, Any]]] = {
-        "unknown": (422, {"argument": "history[0]", "value": "'unknown'", "expected": "an item of the catalogue"}),
+        "unknown": (422, {"argument": "history[0]", "value": "unknown", "expected": "an item of the catalogue"}),
         "full": (503, {"message": "1,024 requests wait", "retry_after": 2.5}),
         "late": (504, {"argument": "timeout_ms"}),
         "broken": (500, {"message": "the model's scores are not numbers"}),
@@ -204,6 +205,8 @@ async def test_errors_of_the_engine() -> None:
             assert error["fix"]
             assert response.headers.get("retry-after") == ("3" if status == 503 else None)
     assert read_message("not our form").model_dump(exclude_none=True) == {"message": "not our form"}
+    told = read_message("""history has "it's, expected: x", expected items of the catalogue: omit it""")
+    assert (told.value, told.expected, told.fix) == ("it's, expected: x", "items of the catalogue", "omit it")
 
 
 # Limits
@@ -271,9 +274,13 @@ async def test_keys() -> None:
         assert (await http.put("/v1/catalogue", json={}, headers=bearer("change"))).status_code == 422
         for path in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
             assert (await http.get(path)).status_code == 200
-    for key in ("", "ключ", "a\nb"):
+    for key in ("", " ", "ключ", "a\0b"):
         with pytest.raises(ValueError, match="admin_key is empty or not ASCII"):
             make_app(FakeEngine(), admin_key=key)
+    async with client(api_key="old new", admin_key="change\nother") as http:  # while keys are changed
+        for key, asked, changed in (("old", 200, 403), ("new", 200, 403), ("other", 200, 200), ("old new", 401, 401)):
+            assert (await http.get("/v1/catalogue", headers=bearer(key))).status_code == asked
+            assert (await http.patch("/v1/catalogue", json={}, headers=bearer(key))).status_code == changed
     for options in ({"api_key": "read"}, {"is_read_only": True}):
         async with client(**options) as http:
             await error_of(await http.put("/v1/catalogue", json={}, headers=bearer("read")), 403)
@@ -316,6 +323,26 @@ async def test_without_keys_changes_come_from_this_machine() -> None:
         assert (await http.get("/v1/catalogue")).json()["version"] == 3 + len(FROM_HERE)
 
 
+@in_loop
+async def test_pages_of_other_sites_ask_where_they_may() -> None:
+    origin = "https://shop.example"
+    how = {"origin": origin, "access-control-request-headers": "content-type"}
+    async with client(origins=[origin]) as http, client() as closed:
+        for url, method, status in (("/v1/recommend", "POST", 200), ("/v1/catalogue", "PATCH", 400)):
+            preflight = how | {"access-control-request-method": method}
+            assert (await http.options(url, headers=preflight)).status_code == status
+            assert (await closed.options(url, headers=preflight)).status_code == 405
+        for body in (b'{"history": ["B01"]}', b"{"):  # errors are read, too
+            answer = await http.post("/v1/recommend", content=body, headers={"origin": origin})
+            assert answer.headers["access-control-allow-origin"] == origin
+        assert (
+            "access-control-allow-origin" not in (await http.get("/readyz", headers={"origin": "https://x"})).headers
+        )
+    for origin in ("shop.example", "https://shop.example/", ""):
+        with pytest.raises(ValueError, match="expected a scheme and a host"):
+            make_app(FakeEngine(), origins=[origin])
+
+
 # The catalogue
 
 
@@ -335,6 +362,11 @@ async def test_changes_of_the_catalogue() -> None:
         assert (state["version"], state["rules"]) == (5, {"asia": 1})
         assert (await http.get("/v1/catalogue")).json() == state
         assert "hf_gr_catalogue_version 5.0" in (await http.get("/metrics")).text
+        change = {"remove": ["B01"], "idempotency_key": "a-1"}
+        for _ in range(2):  # its client does not know whether it was made
+            assert (await http.patch("/v1/catalogue", json=change)).json()["version"] == 6
+        error = await error_of(await http.patch("/v1/catalogue", json=change | {"remove": ["B03"]}), 422)
+        assert (error["argument"], error["value"]) == ("idempotency_key", "a-1")
 
 
 @in_loop
@@ -440,6 +472,7 @@ async def test_metrics() -> None:
         'hf_gr_request_seconds_bucket{le="0.01",outcome="answered"} 1.0',
         "hf_gr_batch_requests_sum 1.0",
         "hf_gr_tokens_total 64.0",
+        "hf_gr_busy_workers 1.0",
         "hf_gr_forwards_total 3.0",
         "hf_gr_catalogue_items 4.0",
         'hf_gr_http_responses_total{path="/v1/recommend",status="200"} 1.0',
@@ -459,7 +492,8 @@ def test_logs_have_no_histories() -> None:
         async with client() as http:
             for number, body in (("abc.1", {}), ("a b", {"history": ["bug"], "text": secret})):
                 body = {"history": ["B01", secret]} | body
-                ids.append((await http.post(**ask(**body), headers={"x-request-id": number})).headers["x-request-id"])
+                headers = {"x-request-id": number, "traceparent": f"00-{'4b' * 16}-{'00' * 8}-{number[:2]}"}
+                ids.append((await http.post(**ask(**body), headers=headers)).headers["x-request-id"])
             await http.post(**ask(history=["unknown", secret], secret=1))
             await http.get(f"/v1/{secret}?q={secret}")
             await http.get("/healthz")
@@ -480,6 +514,7 @@ def test_logs_have_no_histories() -> None:
     ]  # fmt: skip
     assert [line.get("id") for line in lines[:5]] == [None, None, *ids, ids[1]]
     assert [line.get("status") for line in lines[2:7]] == [200, None, 500, 422, 404]
+    assert [line.get("trace_id") for line in lines[1:4]] == [None, "4b" * 16, None]  # "a " is no flag
     assert (lines[2]["method"], lines[2]["path"], lines[6]["path"]) == ("POST", "/v1/recommend", "other")
     assert (lines[3]["level"], lines[3]["error"]["type"]) == ("error", "KeyError")
     assert any("serving_fake.py" in place for place in lines[3]["error"]["at"])

@@ -25,7 +25,7 @@ PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "pr
 OF_ENGINE = (
     *("fallback", "unknown_items", "tokenizer", "max_prompt_tokens", "num_beams", "num_results", "max_beams"),
     *("workers", "token_budget", "max_batch", "max_queue", "timeout", "key_cache_bytes", "revision", "device"),
-    *("prefix_tokens", "suffix_tokens", "max_tree_nodes"),
+    *("prefix_tokens", "suffix_tokens", "max_tree_nodes", "cores"),
 )
 
 
@@ -51,6 +51,7 @@ def serve(
     revision: str | None = None,
     device: str | None = None,
     workers: int | None = None,
+    cores: int | None = None,
     token_budget: int | None = None,
     max_batch: int = 64,
     max_queue: int = 1024,
@@ -62,7 +63,10 @@ def serve(
     admin_key: str | None = None,
     page: bool = False,
     titles: Path | None = None,
+    allow_origin: list[str] | None = None,
     max_body: int = 2**20,
+    max_update: int = 2**26,
+    body_timeout: float = 10.0,
     max_connections: int = MAX_CONNECTIONS,
     drain_timeout: float = 30.0,
     drain_delay: float = 2.0,
@@ -94,6 +98,7 @@ def serve(
         num_results: items, unless a request says otherwise.
         max_beams: the most beams, and labels, of a request.
         workers: batches at once; by default one for each core, on a GPU two streams.
+        cores: of the CPU, for all workers; by default all of the machine: name those of a container with a limit.
         token_budget: tokens of a batch; by default measured.
         max_batch: requests of a batch.
         max_queue: waiting requests; more are refused.
@@ -101,14 +106,18 @@ def serve(
         key_cache_bytes: memory for the keys of prompts, which prompts with the same beginning share; 0 caches none.
         host: where to listen; 0.0.0.0 for all networks.
         port: of the machine; 0 for any free one.
-        api_key: clients must send it; by default $HF_GR_API_KEY. Without a key, all requests are answered.
+        api_key: clients must send it; by default $HF_GR_API_KEY. Without a key, all requests are answered. Several,
+            separated by spaces, are all valid, also as --admin-key: so keys are changed.
         admin_key: needed to change the catalogue; by default $HF_GR_ADMIN_KEY. Without a key, programs on this machine
             may change it if the server listens on this machine only and has no API key; proxies and pages of other
             sites may not.
         page: also serve a page to try it with.
         titles: names of items for the page, as JSON by id, or .csv or .tsv with item_id and title; by default those in
             the model's folder, where the demo saves them.
+        allow_origin: a site whose pages may ask, such as https://shop.example, or * (CORS); may be repeated.
         max_body: bytes of a request.
+        max_update: bytes of a change of the catalogue.
+        body_timeout: seconds until a body is there.
         max_connections: clients at once; more take the place of those that have sent nothing for longest.
         drain_timeout: seconds for requests in flight at the end; whatever computes longer is cut.
         drain_delay: seconds after SIGTERM in which new requests are still answered, while /readyz says 503, so that a
@@ -117,7 +126,8 @@ def serve(
     """
     arguments = locals()
     require("hf-gr serve", "serve", PACKAGES)
-    from hf_gr.serving.keys import check_keys, is_loopback
+    from hf_gr.serving.keys import check_keys, check_origins, is_loopback
+    from hf_gr.serving.middleware import Limits
     from hf_gr.serving.page import find_titles
     from hf_gr.serving.run import address_of, bind, run
 
@@ -125,12 +135,14 @@ def serve(
     api_key = os.environ.get("HF_GR_API_KEY") if api_key is None else api_key
     admin_key = os.environ.get("HF_GR_ADMIN_KEY") if admin_key is None else admin_key
     check_keys(api_key=api_key, admin_key=admin_key)
+    check_origins(allow_origin or ())
+    limits = Limits(max_body=max_body, max_update=max_update, body_timeout=body_timeout)
     is_read_only = admin_key is None and not (is_loopback(host) and api_key is None)
     if prompt is not None and "{text}" not in prompt:
         raise ValueError(f"prompt={prompt!r}, expected a text with {{text}} in it, where the text goes")
     if not 0 <= port < 2**16:
         raise ValueError(f"port={port}, expected 0 to 65535")
-    for argument, least in (("max_body", 0), ("drain_timeout", 0), ("drain_delay", 0), ("max_connections", 1)):
+    for argument, least in (("drain_timeout", 0), ("drain_delay", 0), ("max_connections", 1)):
         if not arguments[argument] >= least:
             raise ValueError(f"{argument}={arguments[argument]}, expected {least} or more")
     with bind(host, port) as bound, ExitStack() as opened:
@@ -165,7 +177,6 @@ def serve(
         if is_read_only:
             typer.echo("hf-gr serve: the catalogue is read-only; $HF_GR_ADMIN_KEY allows changes")
         from hf_gr.serving.app import make_app
-        from hf_gr.serving.middleware import Limits
 
         app = make_app(
             engine,
@@ -173,7 +184,8 @@ def serve(
             admin_key=admin_key,
             is_read_only=is_read_only,
             titles=names,
-            limits=Limits(max_body=max_body),
+            origins=allow_origin or (),
+            limits=limits,
             drain_timeout=drain_timeout,
         )
         how: dict[str, Any] = {"drain_timeout": drain_timeout, "drain_delay": drain_delay}

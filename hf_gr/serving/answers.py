@@ -57,7 +57,7 @@ class Classification:
     batch_size: int = 0
 
 
-class Overloaded(Exception):
+class Overloaded(RuntimeError):
     """The queue is full, or what is in it leaves no time until the deadline: retry in `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
@@ -122,6 +122,9 @@ class Observer:
 
     def queued(self, num_waiting: int) -> None:
         """The queue has another length."""
+
+    def working(self, num_busy: int) -> None:
+        """So many workers compute a batch now."""
 
     def computed(self, batch: Batch) -> None:
         """A batch is done."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from html import escape
@@ -25,9 +25,10 @@ try:
     from fastapi import FastAPI, Request, Response
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
+    from starlette.middleware.cors import CORSMiddleware
 
     from .errors import ClientGone, Error, Errors, Refused, describe, read_message, to_json, wrong
-    from .keys import check_keys, make_checks
+    from .keys import check_keys, check_origins, make_checks
     from .metrics import Metrics
     from .middleware import Limits, Middleware
     from .schemas import (
@@ -56,6 +57,11 @@ MOST_AT_ONCE = 256  # requests in one call
 CHANGES_AT_ONCE, MOST_CHANGES = 4, 16  # of the catalogue: begun, and with those that wait
 DOCS_HEADERS = {"content-type": "text/html; charset=utf-8", "content-security-policy": "default-src 'none'"}
 LARGE = 2**16  # bytes of a body that is read in a thread
+CORS: dict[str, Any] = {  # questions, and no changes
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["authorization", "content-type", "traceparent", "x-request-id"],
+    "expose_headers": ["retry-after", "x-request-id"],
+}
 
 T = TypeVar("T")
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -83,6 +89,7 @@ def make_app(
     is_public: bool = False,
     takes_indexes: bool = True,
     titles: Mapping[str, str] | None = None,
+    origins: Sequence[str] = (),
     limits: Limits | None = None,
     drain_timeout: float | None = None,
 ) -> FastAPI:
@@ -93,20 +100,23 @@ def make_app(
 
     Args:
         engine: an `Engine`, or any object with its methods and attributes.
-        api_key: for questions, sent as `Authorization: Bearer KEY`; without one anyone may ask.
+        api_key: for questions, sent as `Authorization: Bearer KEY`; without one anyone may ask. Of several, separated
+            by spaces, each is valid, also as `admin_key`: to change a key, begin with the new one beside the old one.
         admin_key: for changes of the catalogue, and for questions. Without one the catalogue is read-only if there is
             an `api_key`; otherwise it can be changed, but not through a proxy, nor from another site's page.
         is_read_only: the catalogue cannot be changed.
         is_public: changes that need no key may come from anywhere: for a demonstration behind a proxy.
         takes_indexes: `PUT /v1/catalogue` is there, which loads any index of the Hub or of this machine.
         titles: of items by id, as strings, for the page at `/page/`; `{}` for a page with ids, None for no page.
+        origins: sites whose pages in browsers may ask, such as `https://shop.example`, or `*` (CORS).
         limits: of what one client may take.
         drain_timeout: seconds for what is in flight at the end.
 
     Raises:
-        ValueError: a key is empty, or not ASCII.
+        ValueError: a key is empty, or not ASCII; an origin is none.
     """
     check_keys(api_key=api_key, admin_key=admin_key)
+    check_origins(origins)
     server = Server(engine, drain_timeout)
     app = FastAPI(
         title="hf_gr",
@@ -135,6 +145,8 @@ def make_app(
         on_response=server.metrics.responded,
         is_draining=lambda: server.is_draining,
     )
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
     return app
 
 

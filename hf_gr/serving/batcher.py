@@ -201,6 +201,7 @@ class Batcher:
                 task = loop.create_task(self._compute(batch, now, is_full=bool(self._waiting)))
                 self._in_flight[task] = now + seconds, max(job.deadline for job in batch)
                 task.add_done_callback(self._ended)
+                self._tell("working", len(self._in_flight))
 
     def _take(self, now: float, num_free: int) -> tuple[list[Job], float]:
         """The next batch, and the seconds that it will probably take; jobs that cannot be in time are ended."""
@@ -278,6 +279,7 @@ class Batcher:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._in_flight[task]
+        self._tell("working", len(self._in_flight))
         if self._waiting:
             self._wake()
 

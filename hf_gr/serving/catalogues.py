@@ -24,12 +24,13 @@ from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import refuse_unknown
 from hf_gr.files.text import counted
 
-from .update_log import Edition, UpdateLog
+from .update_log import Edition, UpdateLog, digest_of
 
 logger = logging.getLogger(__name__)
 
 # An addition forgets the items that earlier updates removed when they are more than this, and more than those left.
 MOST_REMOVED = 5_000
+MOST_KEYS = 1_000
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,14 @@ class Update:
             stays in its rules.
         remove: ids of items, which leave every rule.
         rules: by name, the ids of the only items that may be answered under it; None deletes the rule.
+        idempotency_key: any text that no other update has: an update that its sender repeats, since he does not know
+            whether it was made, is made once. The last `MOST_KEYS` are known.
     """
 
     add: Sequence[Mapping[str, Any]] = ()
     remove: Sequence[ItemId] = ()
     rules: Mapping[str, Sequence[ItemId] | None] = field(default_factory=dict)
+    idempotency_key: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "add", tuple(_read_item(item, number) for number, item in enumerate(self.add)))
@@ -62,7 +66,7 @@ class Update:
     def to_dict(self) -> dict[str, Any]:
         """The update in JSON's types; what is empty is omitted."""
         rules = {name: None if ids is None else list(ids) for name, ids in self.rules.items()}
-        fields = {"remove": list(self.remove), "add": [dict(item) for item in self.add], "rules": rules}
+        fields = vars(self) | {"remove": list(self.remove), "add": [dict(item) for item in self.add], "rules": rules}
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
@@ -73,7 +77,7 @@ class Update:
             ValueError: a field that is unknown or malformed.
         """
         for name in fields:
-            if name not in ("add", "remove", "rules"):
+            if name not in cls.__dataclass_fields__:
                 raise ValueError(f"{name!r} is no field of an update, expected add, remove or rules: omit it")
         return cls(**fields)
 
@@ -147,6 +151,11 @@ class LiveCatalogue:
             Overloaded: another process keeps the log's lock (`hf_gr.serving.answers`); nothing has changed then.
         """
         with self._turn():
+            key = update.idempotency_key
+            if key is not None and key in self._edition.keys:
+                if self._edition.keys[key] != digest_of(update.to_dict()):
+                    raise ValueError(f"idempotency_key={key!r}, expected a new one: another update has had it")
+                return self._edition
             edition = self._updated(self._edition, update)
             if self._log is not None:
                 self._log.append(edition.version, update.to_dict())
@@ -174,7 +183,7 @@ class LiveCatalogue:
                 )
             self.check(index)
             rules = {name: _living(index, view) for name, view in self._edition.rules.items()}
-            edition = Edition(self._edition.version + 1, index, rules)
+            edition = Edition(self._edition.version + 1, index, rules, self._edition.keys)
             for name, view in self._edition.rules.items():
                 if lost := view.num_items - rules[name].num_items:
                     logger.warning("rule %r has lost %s: the new index lacks them", name, counted(lost, "item"))
@@ -241,7 +250,10 @@ class LiveCatalogue:
                 )
             else:
                 rules.pop(name, None)
-        return Edition(edition.version + 1, index, rules)
+        keys = edition.keys
+        if (key := update.idempotency_key) is not None:
+            keys = dict([*keys.items(), (key, digest_of(update.to_dict()))][-MOST_KEYS:])
+        return Edition(edition.version + 1, index, rules, keys)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

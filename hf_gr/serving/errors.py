@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -17,7 +19,8 @@ from .answers import BrokenAnswer, Closed, Overloaded, TooLate
 
 # The errors of hf_gr: `num_beams=0, expected 1 or more: omit it`, `exclude has 2 ids, expected ...: ...`.
 _FORM = re.compile(
-    r"(?:the )?(?P<argument>[a-z_]\w*(?:\[[^\]]*\]|\.\w+)*)(?:=|\s+(?:is|has|was)\s+)(?P<value>.*?)"
+    r"(?:the )?(?P<argument>[a-z_]\w*(?:\[[^\]]*\]|\.\w+)*)(?:=|\s+(?:is|has|was)\s+)"
+    r"(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|.*?)"  # a text, whatever it says, or anything else
     r", expected (?P<expected>.*?)(?:: (?P<fix>.*))?",
     re.DOTALL,
 )
@@ -100,6 +103,9 @@ def read_message(message: str) -> Error:
     """The parts of an error's message, as far as it has hf_gr's form."""
     parts = _FORM.fullmatch(message)
     named: dict[str, Any] = parts.groupdict() if parts else {}
+    if str(named.get("value")).startswith(("'", '"')):
+        with suppress(ValueError, SyntaxError):  # the text itself, unless it was cut
+            named["value"] = ast.literal_eval(named["value"])
     return Error(message=message, **named)
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,9 +23,19 @@ _FIX = "start the server with an admin key (hf-gr serve: $HF_GR_ADMIN_KEY)"
 
 def check_keys(**keys: str | None) -> None:
     """Refuse keys that HTTP cannot carry, and empty ones: a secret that got lost must not open the server."""
-    for name, key in keys.items():
-        if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+    for name, given in keys.items():
+        every = ["none"] if given is None else given.split()
+        if not every or not all(key.isascii() and key.isprintable() for key in every):
             raise ValueError(f"{name} is empty or not ASCII, expected a secret: openssl rand -hex 32 makes one")
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """Refuse what is no origin: no browser sends it, so that it would never match."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/?#\s]+", origin):
+            raise ValueError(
+                f"origins has {origin!r}, expected a scheme and a host, such as https://shop.example, or *"
+            )
 
 
 def make_checks(
@@ -93,9 +104,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _is_same(given: str | None, key: str | None) -> bool:
-    """Compare in a time that tells nothing of the key."""
-    return given is not None and key is not None and hmac.compare_digest(given.encode(), key.encode())
+def _is_same(given: str | None, keys: str | None) -> bool:
+    """Whether it is one of some keys, compared in a time that tells nothing of them."""
+    if given is None or keys is None:
+        return False
+    return any([hmac.compare_digest(given.encode(), key.encode()) for key in keys.split()])
 
 
 def _wrong_key(given: str | None, expected: str) -> Refused:

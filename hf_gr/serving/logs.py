@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 LOGGER = "hf_gr.serving"
-request_id: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the request that is served
+served: ContextVar[dict[str, str] | None] = ContextVar("served", default=None)  # the ids of a request
 # Whose messages name no user's items: those of the device, of files, and of ours about a model.
 _HARMLESS = (RuntimeError, OSError, MemoryError, ImportError)
 _FRAMES = 20
@@ -25,10 +25,7 @@ _FRAMES = 20
 
 def log(event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
     """Write one line: what happened, numbers and names that tell about it, and the request that it happened in."""
-    served = request_id.get()
-    if served is not None:
-        fields = {"id": served} | fields
-    logging.getLogger(LOGGER).log(level, event, extra={"fields": fields, "error": error})
+    logging.getLogger(LOGGER).log(level, event, extra={"fields": (served.get() or {}) | fields, "error": error})
 
 
 def configure(*, level: str = "info", stream: TextIO | None = None) -> None:

@@ -24,6 +24,7 @@ class Metrics(Observer):
         self.registry.register(GC_COLLECTOR)
         how: dict[str, Any] = {"namespace": "hf_gr", "registry": self.registry}
         self._waiting = Gauge("queue_requests", "Requests that wait for a batch.", **how)
+        self._busy = Gauge("busy_workers", "Workers that compute a batch.", **how)
         self._requests = Counter("requests", "Requests that the engine has ended, by outcome.", ["outcome"], **how)
         about = "From a request's arrival to its end, by outcome."
         self._latency = Histogram("request_seconds", about, ["outcome"], buckets=SECONDS, **how)
@@ -45,6 +46,10 @@ class Metrics(Observer):
     def queued(self, num_waiting: int) -> None:
         """The queue has another length."""
         self._waiting.set(num_waiting)
+
+    def working(self, num_busy: int) -> None:
+        """So many workers compute a batch now."""
+        self._busy.set(num_busy)
 
     def computed(self, batch: Batch) -> None:
         """A batch is done."""

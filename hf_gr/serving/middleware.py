@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from .answers import Overloaded
 from .errors import CLIENT_GONE, ClientGone, Error, Refused, describe
-from .logs import log, request_id
+from .logs import log, served
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -28,6 +28,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _ID = re.compile(rb"[\w.:-]{1,64}")
+_TRACE = re.compile(
+    rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)  # https://www.w3.org/TR/trace-context
 CLOSE = (b"connection", b"close")
 _QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
 
@@ -89,7 +92,8 @@ class Middleware:
                 message["headers"] = own
             await send(message)
 
-        known = request_id.set(number)
+        trace = _TRACE.fullmatch(headers.get(b"traceparent", b""))
+        known = served.set({"id": number} | ({} if trace is None else {"trace_id": trace[1].decode()}))
         self._num_open += 1
         try:
             if self._num_open > self._limits.max_open and not is_quiet:
@@ -109,7 +113,7 @@ class Middleware:
             self._on_response(path, status)
             level, took = logging.DEBUG if is_quiet else logging.INFO, round(1000 * (time.perf_counter() - start), 2)
             log("request", level=level, method=scope["method"], path=path, status=status, ms=took)
-            request_id.reset(known)
+            served.reset(known)
 
 
 class Body:

@@ -110,6 +110,9 @@ class CataloguePatch(Taken):
     rules: dict[str, ItemIds | None] = Field(
         default_factory=dict, description="Item ids by name of a rule, which is made or replaced; null deletes it."
     )
+    idempotency_key: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = Field(
+        default=None, description="Of this change alone, such as a UUID: sent again with it, the change is made once."
+    )
 
 
 class CataloguePut(Taken):

@@ -6,7 +6,7 @@ Knows files and JSON; what an update means, `hf_gr.serving.catalogues` knows. In
 
     log.json                    {"version": 12, "state": "...", "last": [13, "..."], ...}: which base, the digest of
                                 its state.json, the last update and the digest of its line; replaced in one step
-    base-000000000012/          the saved index, with the items that were removed, and state.json: which, and the rules
+    base-000000000012/          the saved index, with the items that were removed, and state.json: which, rules, keys
     updates-000000000012.jsonl  a line for each update: {"version": 13, "remove": ["B01"], "digest": "..."}
     lock                        held by a writer
 
@@ -55,6 +55,7 @@ class Edition:
     version: int  # counts updates
     index: ConstraintIndex  # never changed; histories may still name items that were removed
     rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)  # of the last updates that have one, with their digests
 
 
 class UpdateLog:
@@ -186,7 +187,8 @@ class UpdateLog:
             is_living = np.ones(whole.num_items, dtype=bool)
             is_living[state["removed"]] = False
             index = whole if is_living.all() else whole.where(is_living)
-            return Edition(version, index, {name: index.where(ids) for name, ids in state["rules"].items()})
+            rules = {name: index.where(ids) for name, ids in state["rules"].items()}
+            return Edition(version, index, rules, state["keys"])
         except (ValueError, KeyError, IndexError) as error:
             raise ValueError(f"{folder / STATE_FILE} is damaged ({error}): restore the folder from a copy") from error
 
@@ -198,7 +200,7 @@ class UpdateLog:
         folder = self._folder(base.version)
         ConstraintIndex(whole).save_pretrained(folder)
         rules = {name: np.asarray(view.item_ids, dtype=object).tolist() for name, view in base.rules.items()}
-        content = json.dumps({"rules": rules, "removed": removed}).encode()
+        content = json.dumps({"rules": rules, "removed": removed, "keys": dict(base.keys)}).encode()
         with replaced_file(folder / STATE_FILE) as file:
             file.write(content)
         return _digest(content)
@@ -240,7 +242,7 @@ class UpdateLog:
 
 
 def _to_line(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps({**fields, "digest": _digest_of(fields)}, separators=(",", ":")).encode()
+    return json.dumps({**fields, "digest": digest_of(fields)}, separators=(",", ":")).encode()
 
 
 def _from_line(line: bytes) -> dict[str, Any] | None:
@@ -250,10 +252,11 @@ def _from_line(line: bytes) -> dict[str, Any] | None:
         digest = fields.pop("digest")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return fields if digest == _digest_of(fields) else None
+    return fields if digest == digest_of(fields) else None
 
 
-def _digest_of(fields: Mapping[str, Any]) -> str:
+def digest_of(fields: Mapping[str, Any]) -> str:
+    """The digest of what JSON can say, in whatever order."""
     return _digest(json.dumps(fields, sort_keys=True).encode())
 
 
