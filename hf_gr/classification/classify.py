@@ -184,7 +184,7 @@ def classify(
     prompts = encoder.encode(read_texts)
     # Longest first: what does not fit fails at once, and neighbours need little padding.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
-    most = KEYS_AT_ONCE // (min(tree.num_nodes, max_tree_nodes) * asked.bytes_of_keys + 1)
+    most = KEYS_AT_ONCE // (min(tree.num_tokens, max_tree_nodes) * asked.bytes_of_keys + 1)
     batch_size = max(min(batch_size, len(prompts), most), 1)
     batches = asked.batches(order, [len(one) for one in prompts], longest, batch_size)
     if answers is not None:
@@ -192,10 +192,12 @@ def classify(
         search = BeamSearch(asked, snapshot, answers, num_beams=beams, renormalizes=score == "renormalized")
     else:
         # If one forward can score all nodes, no search is needed; means and PMI may favour the least probable label.
-        is_large = tree.num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
+        is_large = tree.num_tokens > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
         is_bounded = is_large and top_k is not None and by_mass or tree.num_nodes > max_tree_nodes
         how: dict[str, Any] = {"tolerance": tolerance if is_bounded else 0.0, "at_least": top_k or 1}
         renormalizes = score == "renormalized"
+        # Their probabilities add up to 1: without parents, what is left needs no bound.
+        how["proves"] = renormalizes and path_of is None and len(tree.rows) == snapshot.num_items
         search = TreeSearch(asked, tree, renormalizes=renormalizes, max_nodes=max_tree_nodes, **how)
     if threshold is not None and not by_mass and search.method != "exact":
         raise ValueError(

@@ -28,8 +28,10 @@ from hf_gr.torch.best_first import best_masses
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.device_trie import on_device
 from hf_gr.torch.drafters import TreeDrafter
+from hf_gr.torch.ops import to_device
 from hf_gr.torch.transition import DeviceCatalogue
 
+from .chains import ChainScorer, edges_of
 from .model import LabelModel, Prompts
 from .result import Method
 
@@ -62,20 +64,22 @@ class Found:
 class LabelTree:
     """Label sequences in the order of the leaves of their trie: all that does not depend on a prompt."""
 
-    trie: Trie  # of the sequences, or of their beginnings
+    trie: Trie  # of the sequences; or of edges, which end where a beginning is no other sequence's
     rows: Longs  # `[S, T]` the whole sequences, padded with -1
     labels: Sequence[Sequence[Any]]  # what each stands for
     leaves: Longs  # `[S]`, their nodes
+    chains: Longs | None  # `[1 + E, C]`, the tokens of edges, padded
 
     @classmethod
     def of(cls, rows: Array, labels_of: LabelsOf, *, is_short: bool = False) -> LabelTree:
-        """Distinct sequences; if `is_short`, by the shortest beginnings that no other sequence has."""
+        """Distinct sequences; if `is_short`, by the shortest beginnings that no other one has, which are of edges."""
         rows = rows.astype(np.int64)
-        trie, order, _ = build_trie(shortened(rows) if is_short else rows)
+        edges, chains = edges_of(shortened(rows)) if is_short else (rows, None)
+        trie, order, _ = build_trie(edges)
         starts = trie.level_starts[1:]
         sizes = np.concatenate([*(fanout.counts() for fanout in trie.fanouts), [0] * (starts[-1] - starts[-2])])
         rows = rows[order]
-        return cls(trie, rows, labels_of(rows), np.flatnonzero(sizes == 0))
+        return cls(trie, rows, labels_of(rows), np.flatnonzero(sizes == 0), chains)
 
     @classmethod
     def of_labels(cls, snapshot: Snapshot, *, is_short: bool) -> LabelTree:
@@ -87,8 +91,13 @@ class LabelTree:
 
     @property
     def num_nodes(self) -> int:
-        """Distinct proper prefixes of all sequences, the empty one not counted."""
+        """Nodes of the trie with children, the root not counted."""
         return self.trie.level_starts[-1] - 1 - self.trie.num_sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of those nodes together. An edge that ends a sequence has one."""
+        return self.num_nodes if self.chains is None else int((self.chains >= 0).sum()) - self.trie.num_sequences
 
 
 def shortened(rows: Longs) -> Longs:
@@ -105,7 +114,8 @@ class TreeSearch:
     """Scores the sequences of a tree after prompts; their probabilities may be among the legal tokens of each step.
 
     The search ends when all sequences not found are together at most `tolerance` times as probable as those found, and
-    `at_least` so many are found, if there are; or after `max_nodes`. Tolerance 0 scores every node.
+    `at_least` so many are found, if there are; with `proves` when no other is as probable as one of those so many; or
+    after `max_nodes`. Tolerance 0 scores every node.
     """
 
     def __init__(
@@ -117,8 +127,10 @@ class TreeSearch:
         tolerance: float = 0.0,
         at_least: int = 1,
         max_nodes: int = ALL,
+        proves: bool = False,
     ) -> None:
         self.model, self.tree, self.tolerance, self.renormalizes = model, tree, tolerance, renormalizes
+        self.proves = proves and tolerance > 0
         self.at_least, self.max_nodes = min(at_least, len(tree.rows)), max_nodes
         self.method: Method = "exact" if not tolerance and tree.num_nodes <= max_nodes else "bounded"
         # With less, no sequence could be completed.
@@ -129,20 +141,23 @@ class TreeSearch:
         tree, (tokens, _) = self.tree, self.model.to_device(prompts)
         room = max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (len(tokens) * self.model.vocab_size)), 1)
         width = min(room, max(NODES_OF_BATCH // len(tokens), 1)) if self.tolerance else room
+        width, room = (max(some * tree.num_nodes // max(tree.num_tokens, 1), 1) for some in (width, room))
         plan = DecodePlan(
             prompt=tokens,
             num_beams=min(width, len(tree.rows)),
-            num_return_sequences=self.at_least,
+            num_return_sequences=self.at_least if self.tolerance else len(tree.rows),
             num_kept=len(tree.rows),
             do_sample=False,
             early_stopping=False,
-            tolerance=self.tolerance,
+            tolerance=0.0 if self.proves else self.tolerance,
             max_nodes=self.max_nodes,
             renormalizes=self.renormalizes,
             length_penalty=0.0,
         )
-        only = tree.trie if self.renormalizes else None
-        scorer = self.model.scorers(prompts, width=min(tree.num_nodes, NODES_AT_ONCE), only=only)()
+        only = None if tree.chains is None else tree.chains[1:, 0]
+        scorer: Any = self.model.scorers(prompts, width=min(tree.num_tokens, NODES_AT_ONCE), only=only)()
+        if tree.chains is not None:
+            scorer = ChainScorer(scorer, to_device(tree.chains, tokens.device))
         catalogue = DeviceCatalogue(on_device(tree.trie, tokens.device))
         drafter = None if self.tolerance else TreeDrafter(room)  # all nodes are needed: whole subtrees in a forward
         masses = best_masses(scorer, catalogue, plan, drafter)
@@ -157,6 +172,7 @@ class TreeSearch:
             log_probs = log_probs[: len(numbers)]
             # Probable ones together, as a share of the most probable: probabilities themselves may be too small.
             mass, left = (np.exp(some - log_probs[0]).sum() for some in (log_probs, of_left[row]))
+            left = max(np.exp(-log_probs[0]) - mass, 0.0) if self.proves else left  # all together have 1
             labels = [tree.labels[number] for number in numbers.tolist()]
             found.append(Found(tree.rows[numbers], log_probs, labels, float(left / (mass + left)), num_scored[row]))
         return found

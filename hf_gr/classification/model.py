@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_gr.catalogue.fanout import Longs
-from hf_gr.catalogue.trie import Trie
 from hf_gr.generation.models import growing_angles, start_token
 from hf_gr.generation.torch.layouts import prefilled, takes_tree
 from hf_gr.generation.torch.models import base_model, decoder_config, evaluation, output_size_of
@@ -92,14 +91,14 @@ class LabelModel:
         tokens, mask = (torch.from_numpy(array).to(self.model.device) for array in prompts)
         return tokens, mask
 
-    def scorers(self, prompts: Prompts, *, width: int, only: Trie | None = None) -> Callable[[], TreeScorer]:
+    def scorers(self, prompts: Prompts, *, width: int, only: Longs | None = None) -> Callable[[], TreeScorer]:
         """Makes scorers over a batch of prompts, which share one prefill; `width` nodes are expected of each.
 
-        `only` the logits of its tokens may be computed.
+        Of `only` these tokens logits are needed.
         """
         tokens, mask = self.to_device(prompts)
         if not self.config.is_encoder_decoder:
-            head = None if only is None else sliced_head(self.model, only)
+            head = None if only is None else sliced_head(self.model, [only])
             return prefilled(self.model, tokens, None, mask, width=width, head=head)
         start = start_token(self.model.generation_config, self.config)
         if start is None:

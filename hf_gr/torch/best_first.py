@@ -108,7 +108,9 @@ class _BestFirst:
         self.length, self.dead_state = catalogue.max_length, catalogue.dead_state
         # More could never be scored: all of these are better. A smaller pool lost items of wide catalogues. Where all
         # sequences are to be found, they are as many, for no prefix that waits is the beginning of another.
-        most = (plan.max_nodes, plan.num_return_sequences) if plan.tolerance is None else (plan.num_kept,) * 2
+        most = (plan.max_nodes, plan.num_return_sequences)
+        if plan.tolerance is not None:  # with 0 those that are wanted are to be proven, no more
+            most = plan.num_kept, plan.num_kept if plan.tolerance else plan.num_return_sequences
         self.waiting, self.found = map(self._none, most)
         self.lost = self.waiting.keys[:, :1]  # the best key that did not fit
         assert catalogue.groups is None or plan.max_per_group is not None
@@ -198,7 +200,7 @@ class _BestFirst:
         above = picked.slots[..., self.length - levels.stop + 1 :]
         ancestry = torch.cat([above, own.expand(len(places), -1)[..., None]], dim=-1)
         trees = [Tree(ancestry, tree.num_slots + width, is_level=False)]
-        tokens, of_nodes = [picked.sequences.gather(2, depths[..., None] - 1)[..., 0]], [depths]
+        tokens, of_nodes = [picked.sequences.gather(2, depths[..., None] - 1)[..., 0].masked_fill(~flags, 0)], [depths]
         for draft in drafts:
             trees.append(trees[-1].grow(draft.nodes.parents, depth=trees[-1].depth + 1, is_level=False))
             tokens.append(draft.nodes.tokens)
@@ -220,7 +222,7 @@ class _BestFirst:
                 break
             places, is_there = first_places(wanted, width)
             tokens, states = above.children.take(places)
-            states = states.masked_fill(~is_there, self.dead_state)
+            tokens, states = tokens.masked_fill(~is_there, 0), states.masked_fill(~is_there, self.dead_state)
             drafts.append(_Draft(Nodes(tokens, places // above.inner.shape[-1], states), places, is_there))
             families.append(
                 self._family(states, range(above.levels.start + 1, min(above.levels.stop + 1, self.length)))

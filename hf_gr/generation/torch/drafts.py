@@ -86,7 +86,7 @@ class Draft(BaseDraft):
         catalogue = device_catalogue(prepared.rules, prepared.input_ids.device)
         head = None
         if prepared.plan.compares_legal and prompts.catch is None and not prepared.is_static:
-            head = sliced_head(self.model, prepared.rules.shared.trie, synced_gpus=prepared.synced_gpus)
+            head = sliced_head(self.model, prepared.rules.shared.trie.codebooks, synced_gpus=prepared.synced_gpus)
         scorer = make_scorer(self.model, prompts, in_parts=layout_of(self.model) == "parts", head=head)
         return Search(scorer, catalogue, None, prompts, self)
 

@@ -7,6 +7,7 @@ Axes: B batch, N nodes, V vocabulary, U tokens of the catalogue.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from hf_gr.catalogue.trie import Trie
+from hf_gr.catalogue.fanout import Longs
 from hf_gr.torch.ops import to_device
 
 from .models import is_patched
@@ -53,8 +54,8 @@ class SlicedHead:
         return logits[..., self.tokens]
 
 
-def sliced_head(model: Any, trie: Trie, *, synced_gpus: bool = False) -> SlicedHead | None:
-    """The head for the tokens of a trie; None where that saves little, or the head may be more than its rows."""
+def sliced_head(model: Any, codebooks: Sequence[Longs], *, synced_gpus: bool = False) -> SlicedHead | None:
+    """The head for the tokens of some levels; None where that saves little, or the head may be more than its rows."""
     head = model.get_output_embeddings() if model.config.model_type in PLAIN_HEADS else None
     is_plain = (
         type(head) is nn.Linear
@@ -69,5 +70,5 @@ def sliced_head(model: Any, trie: Trie, *, synced_gpus: bool = False) -> SlicedH
     )
     if head is None or not is_plain:
         return None
-    tokens = np.unique(np.concatenate(trie.codebooks))
+    tokens = np.unique(np.concatenate(codebooks))
     return SlicedHead(model, to_device(tokens, head.weight.device)) if len(tokens) <= MOST * len(head.weight) else None
