@@ -193,14 +193,33 @@ def test_a_bounded_search_finds_what_matters(
     assert max(found.num_scored) < 0.9 * exact.num_nodes == 0.9 * exact.num_scored[0]
     for number, (all_labels, ours, (best,)) in enumerate(zip(exact, found, first, strict=True)):
         assert len(ours) == 20
-        enough = [one for one in all_labels[:20] if one[1] >= tolerance]
+        is_sum = score == "sum"  # else probabilities are exact, and the best are proven, whatever is left
+        enough = [one for one in all_labels[:20] if one[1] >= tolerance or not is_sum]
         assert [label for label, _ in ours[: len(enough)]] == [label for label, _ in enough]
-        assert 0 < found.mass_left[number] <= tolerance
+        assert 0 < found.mass_left[number] <= (tolerance if is_sum else 1)
         for label, probability in ours:
-            _is_bound(probability, dict(all_labels)[label], found.mass_left[number])
-        # The search may not end where one is found, while others hold much of the mass.
+            _is_bound(probability, dict(all_labels)[label], found.mass_left[number] * is_sum)
+        # By sums the search may not end where one is found, while others hold much of the mass.
         assert best[0] == all_labels[0][0]
-        _is_bound(best[1], all_labels[0][1], first.mass_left[number])
+        _is_bound(best[1], all_labels[0][1], first.mass_left[number] * is_sum)
+
+
+def test_a_proof_ends_the_search_but_not_where_others_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parents have the sums of all labels, and of labels that share a sequence each has less than it."""
+    monkeypatch.setattr(classify_module, "LOGITS_AT_ONCE", 512)
+    monkeypatch.setattr(label_search, "NODES_OF_BATCH", 16)
+    plain = [label.replace("2048", "deep").replace("é", "e").replace(">", "of") for label in many_labels(300)]
+    model, labels, kind = model_of("llama"), sorted(set(plain)), "wordpiece-uncased"
+    options: dict[str, Any] = {"top_k": 3, "prompt": "{text}:"}
+    found = classify(model, tokenizer_of(kind), TEXTS, index_of(labels, kind), **options)
+    whole = classify(model, tokenizer_of(kind), TEXTS, index_of(labels, kind), hierarchy=" of ", **options)
+    assert (found.method, whole.method) == ("bounded", "bounded")
+    assert max(whole.mass_left) <= 0.001 < min(found.mass_left)
+    assert max(found.num_scored) < 0.5 * min(whole.num_scored)
+    twice = index_of([*labels, *(label.upper() for label, _ in found[0])], kind)
+    (best,) = classify(model, tokenizer_of(kind), TEXTS[:1], twice, **options)
+    (every,) = classify(model, tokenizer_of(kind), TEXTS[:1], twice, **{**options, "top_k": None})
+    assert [probability for _, probability in best] == pytest.approx([p for _, p in every[:3]], rel=1e-3)
 
 
 def _is_bound(probability: float, expected: float, mass_left: float) -> None:

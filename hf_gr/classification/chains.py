@@ -25,48 +25,37 @@ from hf_gr.torch.tree import NO_SLOT, Nodes, Tree
 
 
 def edges_of(rows: Longs) -> tuple[Longs, Longs]:
-    """`[S, T]` distinct sequences as those of edges, numbered from 1, both padded; and `[1 + E, C]` chains of tokens.
+    """The shortest beginning of each row that no other has, as edges from 1, padded; and their tokens, `[1 + E, C]`.
 
     Example:
         >>> edges, chains = edges_of(np.array([[5, 6, 7, 8], [5, 6, 9, -1]]))
         >>> edges.tolist(), chains.tolist()
-        ([[1, 2], [1, 3]], [[-1, -1], [5, 6], [7, 8], [9, -1]])
+        ([[1, 2], [1, 3]], [[-1, -1], [5, 6], [7, -1], [9, -1]])
     """
-    order = np.lexsort(rows.T[::-1])
-    ordered = rows[order]
-    is_there = ordered >= 0
-    is_new = is_there.copy()  # a node begins here, in this order
-    is_new[1:] &= np.logical_or.accumulate(ordered[1:] != ordered[:-1], axis=1)
-    nodes = is_new.cumsum(axis=0)  # numbered within their column
-    begins = np.zeros_like(is_there)  # the token has an alternative, or is the first
-    begins[:, 0] = True
-    for column in range(1, rows.shape[1]):
-        parents = nodes[:, column - 1]
+    order, columns = np.lexsort(rows.T[::-1]), np.arange(rows.shape[1])
+    rows = rows[order]
+    is_same = np.logical_and.accumulate(rows[1:] == rows[:-1], axis=1)
+    shared = np.pad(is_same.sum(axis=1), 1)  # tokens that a row shares with the one before
+    is_there = columns < 1 + np.maximum(shared[1:], shared[:-1])[:, None]
+    is_new = is_there & ~np.pad(is_same, ((1, 0), (0, 0)))  # a node begins here
+    nodes, begins = is_new.cumsum(axis=0), is_there & (columns == 0)  # edges do at the first token, and
+    for column in columns[1:]:  # where one has an alternative
+        parents, is_child = nodes[:, column - 1], is_new[:, column]
         begins[:, column] = (
-            is_there[:, column] & (np.bincount(parents[is_new[:, column]], minlength=len(rows) + 1) > 1)[parents]
+            is_there[:, column] & (np.bincount(parents[is_child], minlength=len(rows) + 1) > 1)[parents]
         )
     is_first = begins & is_new
     numbers = np.maximum.accumulate(np.where(is_first, is_first.cumsum().reshape(rows.shape), 0), axis=0)
-    places = begins.cumsum(axis=1) - 1
+    places, starts = begins.cumsum(axis=1) - 1, np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
     edges = np.full((len(rows), places.max() + 1), PADDING)
-    row, column = np.nonzero(begins)
-    edges[row, places[begins]] = numbers[begins]
-    within = np.arange(rows.shape[1]) - np.maximum.accumulate(np.where(begins, np.arange(rows.shape[1]), 0), axis=1)
-    chains = np.full((1 + is_first.sum(), within[is_there].max() + 1), PADDING)
-    row, column = np.nonzero(is_there)
-    chains[edges[row, places[is_there]], within[is_there]] = ordered[is_there]
-    found = np.empty_like(edges)
-    found[order] = edges
-    return found, chains
+    chains = np.full((1 + is_first.sum(), (columns - starts)[is_there].max() + 1), PADDING)
+    edges[np.nonzero(begins)[0], places[begins]] = numbers[begins]
+    chains[edges[np.nonzero(is_there)[0], places[is_there]], (columns - starts)[is_there]] = rows[is_there]
+    return edges[np.argsort(order)], chains
 
 
 class ChainScorer:
-    """Scores nodes of such a trie, whose tokens are numbers of edges, as `TreeScorer` scores tokens.
-
-    Args:
-        scorer: of the model, over the prompts.
-        chains: of every edge its tokens, padded; edge 0 has none.
-    """
+    """A `TreeScorer` of nodes of such a trie, whose tokens are numbers of edges; edge 0 has no tokens."""
 
     takes_prompt = False
 
@@ -74,11 +63,6 @@ class ChainScorer:
         self.scorer, self.chains = scorer, chains
         self.tree: Any = None  # the nodes scored last, of edges
         self.slots: Any = None  # `[B, slots, C]`, the scorer's slots of an edge's tokens
-
-    @property
-    def num_forwards(self) -> int:
-        """See `Scorer.num_forwards`."""
-        return self.scorer.num_forwards
 
     def columns(self, tokens: Int[Tensor, "*shape"], *, level: int) -> Int[Tensor, "*shape"]:
         """Where the first tokens of edges are among the logits. See `Scorer.columns`."""

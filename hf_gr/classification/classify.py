@@ -59,7 +59,8 @@ def classify(
     `x`, and `P` the model's probabilities over its full vocabulary:
 
     - `"renormalized"`: `sum_t log(P(y_t | x, y_<t) / sum_v P(v | x, y_<t))`, with `v` all tokens by which some label
-      continues `y_<t`. Tokens without an alternative cost nothing, and are not read where a label needs no more.
+      continues `y_<t`. Tokens without an alternative are read together with what comes before, where a label needs
+      them, and not at all where it does not.
     - `"sum"`: `log P(y | x) = sum_t log P(y_t | x, y_<t)`, that the model writes the label. It favours short ones.
     - `"mean"`: `log P(y | x) / T`.
     - `"pmi"`: `log P(y | x) - log P(y | n)`, with the prompt of `neutral_text` for `n`: what the text adds to it.
@@ -71,18 +72,20 @@ def classify(
 
     Not all labels need be visited. Every answer says in `mass_left` the largest share that all others can have (of the
     sum of `P(y | x)`, or of that renormalized). Probabilities count it, and add up to `1 - mass_left`: those of
-    `"renormalized"` and `"sum"` are lower bounds, and too small by a factor of `1 - mass_left` at most. `"mean"` and
-    `"pmi"` rank what was visited, the most probable labels by `"sum"`, and are no bounds then.
+    `"renormalized"` are exact all the same, those of `"sum"` lower bounds, too small by a factor of `1 - mass_left` at
+    most. `"mean"` and `"pmi"` rank what was visited, the most probable labels by `"sum"`, and are no bounds then.
 
-    How labels are found depends on the nodes of the label set (distinct proper prefixes of its labels; a phrase adds
-    about four), and the result's `method` says it:
+    How labels are found depends on the nodes of the label set (distinct proper prefixes of its labels, of which a
+    phrase adds about four; for `"renormalized"` those after which labels differ, about one), and the result's `method`
+    says it:
 
     - `"exact"`: every node is scored: one prefill and one forward over those nodes, or several where the logits of one
       would take more than 256 MB; `mass_left` is 0. Small sets; also `top_k=None`, `tolerance=0`, means and PMI, for
       sets of at most `max_tree_nodes`.
-    - `"bounded"`: the nodes are scored from the most probable one on, until all labels that are left are together at
-      most `tolerance` times as probable as those found: labels of at least that probability are all there, in exact
-      order. Or until `max_tree_nodes` of a text are scored: `mass_left` says what that is worth.
+    - `"bounded"`: the nodes are scored from the most probable one on. `"renormalized"`, without `hierarchy`, ends when
+      no other label is as probable as the `top_k` found. Else all labels that are left are together at most
+      `tolerance` times as probable as those found: labels of at least that probability are all there, in exact order.
+      Or `max_tree_nodes` of a text are scored: `mass_left` says what that is worth.
     - `"beams"`: answers of several labels, by a constrained beam search.
 
     Args:
@@ -108,7 +111,7 @@ def classify(
         batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left. Fewer where
             the keys of all nodes would take more than 4 GB.
         max_tree_nodes: the most nodes that are scored for a text.
-        tolerance: what a bounded search may leave, 0 to 1; 0 scores every label.
+        tolerance: what a bounded search may leave, 0 to 1, where it is not to prove `top_k`; 0 scores every label.
         num_beams: of answers of several labels; `top_k` of them, if that is more.
         max_length: the longest prompt in tokens, by default what model and tokenizer allow. A longer one loses the end
             of its text, never of the template.
@@ -138,7 +141,7 @@ def classify(
         >>> index = ConstraintIndex.from_labels(["Sports", "Science"], tokenizer)
         >>> found = classify(model, tokenizer, ["The match ended in a shootout."], index)
         >>> found.method, found.num_labels, found.num_nodes
-        ('exact', 2, 13)
+        ('exact', 2, 1)
         >>> ((first, second),) = found
         >>> sorted([first[0], second[0]]), first[1] >= second[1], round(first[1] + second[1], 6)
         (['Science', 'Sports'], True, 1.0)
@@ -184,7 +187,8 @@ def classify(
     prompts = encoder.encode(read_texts)
     # Longest first: what does not fit fails at once, and neighbours need little padding.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
-    most = KEYS_AT_ONCE // (min(tree.num_tokens, max_tree_nodes) * asked.bytes_of_keys + 1)
+    share = min(max_tree_nodes / max(tree.num_nodes, 1), 1.0)  # of the set that may be scored
+    most = KEYS_AT_ONCE // (int(tree.num_tokens * share) * asked.bytes_of_keys + 1)
     batch_size = max(min(batch_size, len(prompts), most), 1)
     batches = asked.batches(order, [len(one) for one in prompts], longest, batch_size)
     if answers is not None:
@@ -196,8 +200,9 @@ def classify(
         is_bounded = is_large and top_k is not None and by_mass or tree.num_nodes > max_tree_nodes
         how: dict[str, Any] = {"tolerance": tolerance if is_bounded else 0.0, "at_least": top_k or 1}
         renormalizes = score == "renormalized"
-        # Their probabilities add up to 1: without parents, what is left needs no bound.
-        how["proves"] = renormalizes and path_of is None and len(tree.rows) == snapshot.num_items
+        # A label's probability is known without the others'; not a parent's, and labels may share one.
+        is_alone = path_of is None and top_k is not None and len(tree.rows) == snapshot.num_items
+        how["proves"] = renormalizes and is_alone
         search = TreeSearch(asked, tree, renormalizes=renormalizes, max_nodes=max_tree_nodes, **how)
     if threshold is not None and not by_mass and search.method != "exact":
         raise ValueError(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hf_gr.catalogue.fanout import Array, Bools, Longs
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.catalogue.trie import PADDING, Trie, build_trie
+from hf_gr.catalogue.trie import Trie, build_trie
 from hf_gr.generation.defaults import LOGITS_AT_ONCE
 from hf_gr.torch.best_first import best_masses
 from hf_gr.torch.decode import DecodePlan
@@ -39,8 +39,8 @@ Doubles = NDArray[np.float64]
 # From `[S, T]` sequences to what each stands for: labels that tokenize alike.
 LabelsOf = Callable[[Longs], Sequence[Sequence[Any]]]
 
-NODES_AT_ONCE = 1024  # of one request in a forward: attention is quadratic in them
-NODES_OF_BATCH = 512  # of all requests in a forward of a bounded search: more would take some that are not needed
+NODES_AT_ONCE = 1024  # tokens of one request in a forward: attention is quadratic in them
+NODES_OF_BATCH = 256  # tokens of all requests in a forward of a bounded search: more would take some not needed
 KEYS_AT_ONCE = 2**32  # bytes of all nodes' keys and values
 ALL = 2**31  # more nodes than any label set has
 
@@ -74,7 +74,7 @@ class LabelTree:
     def of(cls, rows: Array, labels_of: LabelsOf, *, is_short: bool = False) -> LabelTree:
         """Distinct sequences; if `is_short`, by the shortest beginnings that no other one has, which are of edges."""
         rows = rows.astype(np.int64)
-        edges, chains = edges_of(shortened(rows)) if is_short else (rows, None)
+        edges, chains = edges_of(rows) if is_short else (rows, None)
         trie, order, _ = build_trie(edges)
         starts = trie.level_starts[1:]
         sizes = np.concatenate([*(fanout.counts() for fanout in trie.fanouts), [0] * (starts[-1] - starts[-2])])
@@ -98,16 +98,6 @@ class LabelTree:
     def num_tokens(self) -> int:
         """Tokens of those nodes together. An edge that ends a sequence has one."""
         return self.num_nodes if self.chains is None else int((self.chains >= 0).sum()) - self.trie.num_sequences
-
-
-def shortened(rows: Longs) -> Longs:
-    """The shortest beginning of each row that no other row has, padded; all rows are distinct."""
-    order = np.lexsort(rows.T[::-1])
-    is_same = np.logical_and.accumulate(rows[order][1:] == rows[order][:-1], axis=1)
-    shared = np.pad(is_same.sum(axis=1), 1)  # tokens that a row shares with the one before, in order
-    lengths = np.empty(len(rows), dtype=np.int64)
-    lengths[order] = 1 + np.maximum(shared[1:], shared[:-1])
-    return np.where(np.arange(rows.shape[1]) < lengths[:, None], rows, PADDING)
 
 
 class TreeSearch:

@@ -46,7 +46,8 @@ class RankedLabels(list[Ranked]):
         score: by what they are ranked, see `classify`.
         mass_left: for every text, the largest share of all probability that labels which were not visited may have.
         num_labels: of the label set.
-        num_nodes: inner nodes of the label set: distinct proper prefixes of its labels.
+        num_nodes: of the label set: distinct proper prefixes of its labels, of `"renormalized"` those after which they
+            differ.
         num_scored: for every text, the nodes that were scored.
         parents: for every text and level of the hierarchy but the deepest, the topmost first, the parents with the
             probability of all labels below them together; a label that ends there is one. None without `hierarchy=`.

@@ -84,8 +84,8 @@ def classify(
         hierarchy: what separates the levels of a label, such as " > ": also write the probabilities of parents.
         separator: for answers of several labels: what separates them, such as ","; needs --max-labels.
         max_labels: the most labels of one answer.
-        max_tree_nodes: the most nodes (tokens of labels, those of common beginnings once) that are scored for a text.
-        tolerance: the share of all probability that may be left in larger sets, with labels not visited; 0 scores all.
+        max_tree_nodes: the most nodes (beginnings of labels after which these differ) that are scored for a text.
+        tolerance: by sums, or with --hierarchy, the share of probability that larger sets may leave; 0 scores all.
         num_beams: beams of answers of several labels.
         batch_size: texts of one forward.
         max_length: the longest prompt in tokens; texts of longer ones are cut at the end.

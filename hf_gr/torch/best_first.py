@@ -61,7 +61,8 @@ def best_masses(
 ) -> Masses:
     """All sequences but those that are together as improbable as `plan.tolerance` says; this uses the scorer up.
 
-    At least `num_return_sequences` are found, if `max_nodes` suffice; `num_kept` is how many the catalogue has.
+    At least `num_return_sequences` are found, if `max_nodes` suffice; `num_kept` is how many the catalogue has. With
+    tolerance 0 the search ends when so many are proven to be the best.
     """
     return _BestFirst(scorer, catalogue, plan, drafter).masses()
 
@@ -109,7 +110,7 @@ class _BestFirst:
         # More could never be scored: all of these are better. A smaller pool lost items of wide catalogues. Where all
         # sequences are to be found, they are as many, for no prefix that waits is the beginning of another.
         most = (plan.max_nodes, plan.num_return_sequences)
-        if plan.tolerance is not None:  # with 0 those that are wanted are to be proven, no more
+        if plan.tolerance is not None:
             most = plan.num_kept, plan.num_kept if plan.tolerance else plan.num_return_sequences
         self.waiting, self.found = map(self._none, most)
         self.lost = self.waiting.keys[:, :1]  # the best key that did not fit
