@@ -28,7 +28,7 @@ from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.noise import Noise
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.transition import device_catalogue
-from hf_gr.generation.flax.drafts import _nodes_per_level, _open_nodes
+from hf_gr.generation.flax.drafts import _nodes_per_level
 from hf_gr.torch import decode as torch_decode
 from hf_gr.torch import drafters as torch_drafters
 from hf_gr.torch import transition as torch_transition
@@ -71,8 +71,8 @@ def both(
     shared: dict[str, Any] = {"num_return_sequences": num_beams, "num_kept": 2 * num_beams, "early_stopping": "never"}
     shared |= {"do_sample": is_relaxed, "max_new_tokens": LENGTH} | options
     first = int(is_relaxed)
-    num_first, size = plan_first(_open_nodes(rules.shared), num_beams, budget=budget)
     nodes = _nodes_per_level(rules.shared)
+    num_first, size = plan_first(nodes[1:-1], num_beams, budget=budget)
     sizes = plan_sizes(nodes, num_beams, budget=budget, first=1 + num_first)
     drafter = ModelDrafter(
         SCORER,
@@ -81,7 +81,7 @@ def both(
         LENGTH,
         tree=TreeDrafter((size, *sizes[1:]), num_first, budget=budget, least=num_beams),
         rest=plan_rest(nodes, num_draft_beams, budget=budget, least=num_beams),
-        whole=() if first else tuple(_open_nodes(rules.shared))[:num_first],
+        whole=() if first else nodes[1:-1][:num_first],
         first_level=first,
     )
     plan = DecodePlan(

@@ -29,11 +29,11 @@ from table_scorers import (
 
 from hf_gr import ConstraintIndex
 from hf_gr.core.beam import DEAD
+from hf_gr.core.plan import Speculation
 from hf_gr.core.verifiers import relaxed_places
 from hf_gr.torch import ops, transition
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.drafters import TreeDrafter
-from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.transition import Children
 from hf_gr.torch.tree import Nodes
 

@@ -24,14 +24,7 @@ from hf_gr.generation.seeds import row_seeds
 
 from .backends import Backend, backend_of
 from .loading import prompt_room
-from .requests import (
-    Request,
-    item_list,
-    latest_that_fit,
-    shown,
-    split_items,
-    tokens_of_items,
-)
+from .requests import Request, item_list, latest_that_fit, shown, split_items, tokens_of_items
 
 if TYPE_CHECKING:
     from .prefix_cache import PrefixCache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hf_gr.files.facts import LevelSummary, Summary
+from hf_gr.files.cards import LevelSummary, Summary
 
 from .items import Items
 from .snapshot import Snapshot

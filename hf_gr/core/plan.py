@@ -1,14 +1,18 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The options of one call that both backends have. Decides nothing.
+"""The options of one call that both backends have, and what it counts. Decides nothing.
 
-Axes: K beams, R returned sequences a row.
+Axes: B batch, K beams, R returned sequences a row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from jaxtyping import Int
+
+from .ops import Array
 
 
 def static(**kwargs: Any) -> Any:
@@ -74,3 +78,29 @@ class Options:
     def ends_together(self, *, is_ragged: bool) -> bool:
         """Whether all sequences are complete with the last level, and none before; `is_ragged` is the catalogue's."""
         return self.is_beam_search and not (is_ragged or self.do_sample or self.has_criteria)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Counts of what one call scored ahead and accepted.
+
+    Attributes:
+        target_forwards: forwards of the model after the prefill; the same for all rows that are decided together.
+        draft_forwards: forwards of the draft model after its prefill.
+        drafted_nodes: nodes scored ahead, by row.
+        accepted_nodes: those of them that became beams.
+        drafted_steps: levels drafted, by row; a level may be drafted several times.
+        accepted_steps: levels of a draft whose beams had all been drafted, up to the first level where one had not
+            (the paper's "accept steps").
+        num_nodes: with `exact=True`, the prefixes scored after the prompt that were not drafted, by row; else None.
+        chosen: the draft that `drafting="auto"` has taken: "none", "trie", "head" or "assistant"; None without "auto".
+    """
+
+    target_forwards: int | Array
+    draft_forwards: int | Array
+    drafted_nodes: Int[Array, " batch"]
+    accepted_nodes: Int[Array, " batch"]
+    drafted_steps: Int[Array, " batch"]
+    accepted_steps: Int[Array, " batch"]
+    num_nodes: Int[Array, " batch"] | None = None
+    chosen: str | None = static(default=None)

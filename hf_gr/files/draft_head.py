@@ -40,12 +40,7 @@ Head = TypeVar("Head")
 
 
 def save(
-    module: Any,
-    directory: Path,
-    config: Mapping[str, Any],
-    tensors: dict[str, Tensor],
-    *,
-    card: str | None,
+    module: Any, directory: Path, config: Mapping[str, Any], tensors: dict[str, Tensor], *, card: str | None
 ) -> None:
     """Write both files and, unless the folder has one already, a card: the same bytes for every framework.
 
@@ -139,6 +134,17 @@ def find(source: Source, *, force_download: bool = False) -> Path | None:
             f"checkpoint again, download {missing}, or delete {there.name} to load the model without its draft head"
         )
     return None if there is None else there.parent
+
+
+def check_codebooks(config: DraftHeadConfig, codebooks: Sequence[Any]) -> None:
+    """Refuse codebooks that are not those of a config."""
+    sizes = tuple(len(set(tokens)) for tokens in codebooks)
+    if sizes != config.codebook_sizes or sizes != tuple(map(len, codebooks)):
+        raise ValueError(
+            f"codebooks have {sizes} distinct tokens, expected {config.codebook_sizes} as in the config, each once"
+        )
+    if any(min(tokens) < 0 for tokens in codebooks):
+        raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
 
 
 def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Tensor]) -> None:

@@ -90,6 +90,7 @@ class HubMixin:
         revision: str | None = None,
         commit_message: str | None = None,
         create_pr: bool = False,
+        **saving: Any,
     ) -> str:
         """Upload it to a Hub repository, created if necessary; an existing model card is kept.
 
@@ -100,6 +101,7 @@ class HubMixin:
             revision: branch to push to, created if necessary, or a pull request such as `"refs/pr/1"`.
             commit_message: of the commit; by default it says what is uploaded.
             create_pr: open a pull request instead.
+            saving: other arguments of `save_pretrained`: `max_shard_size` of a `FlaxModel`.
 
         Returns:
             The commit's URL. All files are one commit: if anything fails, the repository is unchanged, and pushing
@@ -111,7 +113,7 @@ class HubMixin:
             huggingface_hub.errors.HTTPError: the Hub refuses, or is down.
         """
         return push_folder(
-            lambda folder, name: self._save(folder, name=name),
+            lambda folder, name: self._save(folder, name=name, **saving),
             repo_id,
             private=private,
             token=token,

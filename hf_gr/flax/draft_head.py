@@ -66,13 +66,7 @@ class DraftHead(HubMixin, Parameters, what="draft head", files=head_files.FILES)
         placeholder_embeddings: npt.NDArray[Any] | None = None,
     ) -> None:
         codes = [np.asarray(level, dtype=np.int64).ravel() for level in codebooks]
-        sizes = tuple(len(np.unique(level)) for level in codes)
-        if sizes != config.codebook_sizes or any(len(level) != size for level, size in zip(codes, sizes, strict=True)):
-            raise ValueError(
-                f"codebooks have {sizes} distinct tokens, expected {config.codebook_sizes} as in the config, each once"
-            )
-        if any(int(level.min()) < 0 for level in codes):
-            raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
+        head_files.check_codebooks(config, codes)
         super().__init__(arrays)
         numbers = {}
         for level, tokens in enumerate(codes):

@@ -206,9 +206,7 @@ class ModelScorer:
         of_slots, of_own = (None, None) if node_bias is None else (node_bias[..., :slots], node_bias[..., slots:])
 
         def step(
-            hidden: Array,
-            layer: Layer,
-            given: tuple[tuple[KeysValues, KeysValues | None, KeysValues | None], Window],
+            hidden: Array, layer: Layer, given: tuple[tuple[KeysValues, KeysValues | None, KeysValues | None], Window]
         ) -> tuple[Array, KeysValues]:
             (prompt, cross, room), window = given
             normed, turn = self._normed(hidden, layer, stack, "before_self"), _turn_of(turns, window)

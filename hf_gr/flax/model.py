@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 
 from hf_gr.files import draft_head as head_files
 from hf_gr.files.cards import model_card
-from hf_gr.files.hub import Source, commit_of, push_folder
+from hf_gr.files.hub import Source, commit_of
 from hf_gr.files.hub_mixin import HubMixin
 
 from . import checkpoint
@@ -210,46 +210,8 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         has_ours = self.draft_head is not None or catalogue is not None
         self._save(folder, name=folder.resolve().name if has_ours else None, max_shard_size=max_shard_size)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        commit_message: str | None = None,
-        create_pr: bool = False,
-        max_shard_size: int | str = "5GB",
-    ) -> str:
-        """Upload the checkpoint to a repository of the Hub, which is created if need be; a model card there is kept.
-
-        Args:
-            repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
-            private: create a private repository; an existing one keeps its visibility.
-            token: access token of the Hub; by default the stored one.
-            revision: branch to push to, created if necessary, or a pull request such as `"refs/pr/1"`.
-            commit_message: of the commit; by default it says what is uploaded.
-            create_pr: open a pull request instead.
-            max_shard_size: as in `save_pretrained`.
-
-        Returns:
-            The commit's URL.
-        """
-        return push_folder(
-            lambda folder, name: self._save(folder, name=name, max_shard_size=max_shard_size),
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            commit_message=commit_message or "Upload model",
-            create_pr=create_pr,
-        )
-
     def __call__(
-        self,
-        input_ids: ArrayLike,
-        attention_mask: ArrayLike | None = None,
-        decoder_input_ids: ArrayLike | None = None,
+        self, input_ids: ArrayLike, attention_mask: ArrayLike | None = None, decoder_input_ids: ArrayLike | None = None
     ) -> Float[Array, "batch tokens vocab"]:
         """Logits after every token (of the decoder), in fp32.
 
@@ -343,7 +305,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             head=None if self.draft_head is None else self.draft_head.facts(),
         )
 
-    def _save(self, folder: Path, *, name: str | None, max_shard_size: int | str) -> None:
+    def _save(self, directory: Path, *, name: str | None, max_shard_size: int | str = "5GB") -> None:
         arrays = self.named_arrays()
 
         def write_configs(work: Path) -> None:
@@ -352,15 +314,10 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             self.config.save_pretrained(work)
             self.generation_config.save_pretrained(work)
 
-        checkpoint.save(
-            folder,
-            arrays,
-            write_configs,
-            max_shard_size=max_shard_size,
-            card=None if name is None else self._card(name),
-        )
+        card = None if name is None else self._card(name)
+        checkpoint.save(directory, arrays, write_configs, max_shard_size=max_shard_size, card=card)
         if self.draft_head is not None:
-            self.draft_head.save_beside(folder, arrays[self.spec.embedding])
+            self.draft_head.save_beside(directory, arrays[self.spec.embedding])
 
 
 def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict[str, Array]:

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from hf_gr.core import plan
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.plan import static
 
-from .arrays import HostOrDevice, along
+from .arrays import along
 from .transition import DeviceCatalogue
 from .tree import Nodes
 
@@ -37,30 +38,8 @@ class Drawn:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Speculation:
-    """Counts of what one call scored ahead and accepted. Inside a program everything is an array.
-
-    Attributes:
-        target_forwards: forwards of the model after the prefill, 0 if that scored all; the same for all rows that are
-            decided together.
-        draft_forwards: forwards of a draft model after its prefill.
-        drafted_nodes: nodes scored ahead, by row.
-        accepted_nodes: those of them that became beams.
-        drafted_steps: levels drafted, by row; a level may be drafted several times.
-        accepted_steps: levels decided from a draft: at most all but the first, as AtSpeed counts.
-        num_nodes: with `exact=True`, the prefixes scored after the prompt that were not drafted, by row; else None.
-        chosen: the draft that `drafting="auto"` has taken: "none", "trie", "head" or "assistant"; None without
-            "auto" (static: no program knows it).
-    """
-
-    target_forwards: Int[HostOrDevice, " batch"] | int
-    draft_forwards: Int[HostOrDevice, " batch"] | int
-    drafted_nodes: Int[HostOrDevice, " batch"]
-    accepted_nodes: Int[HostOrDevice, " batch"]
-    drafted_steps: Int[HostOrDevice, " batch"]
-    accepted_steps: Int[HostOrDevice, " batch"]
-    num_nodes: Int[HostOrDevice, " batch"] | None = None
-    chosen: str | None = static(default=None)
+class Speculation(plan.Speculation):
+    """`hf_gr.core.plan.Speculation`; inside a program everything is an array, forwards by row."""
 
     @classmethod
     def none(cls, batch_size: int) -> Speculation:
@@ -87,9 +66,7 @@ class Speculation:
     def accepting(self, num_nodes: Int[Array, " batch"]) -> Speculation:
         """Beams stand on so many of the drafted nodes of a level: of one without any, nothing was drafted."""
         return replace(
-            self,
-            accepted_nodes=self.accepted_nodes + num_nodes,
-            accepted_steps=self.accepted_steps + (num_nodes > 0),
+            self, accepted_nodes=self.accepted_nodes + num_nodes, accepted_steps=self.accepted_steps + (num_nodes > 0)
         )
 
 

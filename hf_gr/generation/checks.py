@@ -127,11 +127,7 @@ def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> 
 
 
 def check_code_book(
-    book: Mapping[str, str] | None,
-    catalogue: Snapshot,
-    *,
-    whose: str = "the model",
-    name: str = "constraint_index",
+    book: Mapping[str, str] | None, catalogue: Snapshot, *, whose: str = "the model", name: str = "constraint_index"
 ) -> None:
     """Refuse a catalogue, the argument `name`, in which items have other tokens than a model learned.
 

@@ -197,13 +197,7 @@ def _count(runs: Sequence[Run], job: Job, users: Users, cutoffs: tuple[int, ...]
     resampling = {"num_resamples": settings.num_resamples, "seed": settings.bootstrap_seed}
     counted = [{"num_skipped": num_skipped, **tally.result(**resampling)} for tally in tallies]
     results = tuple(
-        BeamResult(
-            name=run.name,
-            num_beams=run.num_beams,
-            proven=proven_share(run.output),
-            **run.measured,
-            **fields,
-        )
+        BeamResult(name=run.name, num_beams=run.num_beams, proven=proven_share(run.output), **run.measured, **fields)
         for run, fields in zip(runs, counted, strict=False)
     )
     baselines = tuple(Result(name=name, **fields) for name, fields in zip(names, counted[len(runs) :], strict=True))

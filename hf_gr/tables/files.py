@@ -26,7 +26,6 @@ except ImportError as error:
     raise ImportError('reading tables needs pyarrow: pip install "hf-gr[tables]"') from error
 
 from .cells import shorten
-from .columns import check_columns
 
 Format = Literal["parquet", "csv", "jsonl"]
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
@@ -49,6 +48,20 @@ def suffix_of(path: str | PathLike[str]) -> str:
     """What a name ends with, without compression and in small letters: `.csv` of `part-0.csv.GZ`."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     return next((suffix for suffix in reversed(suffixes) if suffix not in CODECS), "")
+
+
+def check_columns(place: object, roles: Mapping[str, str], there: Sequence[str]) -> None:
+    """Raise unless each column, whose role is the argument that names it, is there exactly once."""
+    for name, role in roles.items():
+        if there.count(name) == 1:
+            continue
+        how_many = f"{there.count(name)} columns" if name in there else "no column"
+        fix = f"name it with {role}=" if role else "rename the column"
+        fix += ", or item_id=None for row numbers" if role == "item_id" else ""
+        if len(there) == 1 and (other := next((mark for mark in "\t;|," if mark in there[0]), None)) is not None:
+            fix = f"pass delimiter={other!r}, if that separates the columns"
+        listed = ", ".join(map(repr, there)) or "(there are none)"
+        raise ValueError(f"{place} has {how_many} {name!r}, expected one of {listed}: {fix}")
 
 
 def find_files(paths: Paths, format: Format | None = None) -> tuple[list[Path], Format]:

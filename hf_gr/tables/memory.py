@@ -13,8 +13,7 @@ from os import PathLike
 from typing import Any
 
 from .cells import shorten
-from .columns import check_columns
-from .files import first_failure, pa
+from .files import check_columns, first_failure, pa
 
 HISTORY = "history"  # the only column of a list of histories
 EXPECTED = (

@@ -23,6 +23,7 @@ from hf_gr.core import best_first as core
 from hf_gr.core.beam import DEAD, Beams, Finished, margin
 from hf_gr.core.best_first import Below, Prefixes
 from hf_gr.core.decide import best
+from hf_gr.core.plan import Speculation
 
 from . import ops
 from .decode import COUNTS, Decoded
@@ -30,7 +31,7 @@ from .drafters import TreeDrafter, first_places
 from .log_probs import token_log_probs
 from .scorers import TreeScorer
 from .scores import DecodePlan, renormalized
-from .speculation import Frontier, Rows, Speculation, joined
+from .speculation import Frontier, Rows, joined
 from .transition import Children, DeviceCatalogue, children
 from .tree import NO_SLOT, Nodes, Tree
 

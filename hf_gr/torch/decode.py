@@ -29,13 +29,14 @@ from torch import Tensor
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished, of_level, to_room, widened
 from hf_gr.core.decide import accept, best, can_change, proven
+from hf_gr.core.plan import Speculation
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
 from .noise import PASSES
 from .scorers import Depth, Scorer
 from .scores import DecodePlan, child_scores
-from .speculation import Drafter, Frontier, Part, Rows, Speculation, joined, of_rows
+from .speculation import Drafter, Frontier, Part, Rows, joined, of_rows
 from .transition import DeviceCatalogue, over_vocabulary
 from .tree import Nodes
 

@@ -16,10 +16,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Shaped, UInt8
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from hf_gr.catalogue.fanout import Fanout, smallest_dtype
+from hf_gr.catalogue.item_values import ItemBias, ItemGroups
 from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.trie import Trie
 
@@ -127,14 +128,9 @@ def windows(
 _MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
 
 
-def on_device(trie: Trie, device: torch.device) -> DeviceTrie:
-    """A trie on a device; moved there once, for as long as it lives."""
-    return moved(trie, device, _move_trie)
-
-
-def bits_on_device(alive: Liveness, device: torch.device) -> tuple[UInt8[Tensor, " _"], ...]:
-    """The bits of a rule on a device, by level from 1; moved there once, for as long as the rule lives."""
-    return moved(alive, device, _move_bits)
+def on_device(what: Trie | Liveness | ItemBias | ItemGroups, device: torch.device) -> Any:
+    """A trie, the bits of a rule by level from 1, or numbers by node; moved there once, for as long as they live."""
+    return moved(what, device, {Trie: _move_trie, Liveness: _move_bits}.get(type(what), _move_numbers))
 
 
 def moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], Any]) -> Any:
@@ -143,6 +139,10 @@ def moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], A
     if device not in on_devices:
         on_devices[device] = move(what, device)
     return on_devices[device]
+
+
+def _move_numbers(values: ItemBias | ItemGroups, device: torch.device) -> Tensor:
+    return to_device(values.by_node, device)
 
 
 def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:

@@ -35,12 +35,7 @@ from .tree import Nodes
 IGNORED = -100  # of a label that ends before the last level: transformers' own
 
 
-class DraftHead(
-    HubMixin,
-    nn.Module,
-    what="draft head",
-    files=head_files.FILES,
-):
+class DraftHead(HubMixin, nn.Module, what="draft head", files=head_files.FILES):
     """Logits of every level's codes, from hidden states and from the codes before.
 
     `model.add_draft_head(...)` makes one for a model, or takes one that was loaded; `DraftHeadTrainer` trains it. Its
@@ -72,13 +67,7 @@ class DraftHead(
         super().__init__()
         self.config = config
         codes = [torch.as_tensor(codes).long().flatten() for codes in codebooks]
-        sizes = tuple(len(level.unique()) for level in codes)
-        if sizes != config.codebook_sizes or any(len(level) != size for level, size in zip(codes, sizes, strict=True)):
-            raise ValueError(
-                f"codebooks have {sizes} distinct tokens, expected {config.codebook_sizes} as in the config, each once"
-            )
-        if any(int(level.min()) < 0 for level in codes):
-            raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
+        head_files.check_codebooks(config, [level.tolist() for level in codes])
         for level, tokens in enumerate(codes):
             self.register_buffer(f"codebook_{level}", tokens)
         self._number_codes()

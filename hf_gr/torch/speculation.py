@@ -31,32 +31,6 @@ from .tree import Nodes
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """Counts of what one call scored ahead and accepted.
-
-    Attributes:
-        target_forwards: forwards of the model after the prefill; the same for all rows of a batch.
-        draft_forwards: forwards of the draft model after its prefill.
-        drafted_nodes: nodes scored ahead, by row.
-        accepted_nodes: those of them that became beams.
-        drafted_steps: levels drafted, by row; a level may be drafted several times.
-        accepted_steps: levels of a draft whose beams had all been drafted, up to the first level where one had not
-            (the paper's "accept steps").
-        num_nodes: with `exact=True`, the prefixes scored after the prompt that were not drafted, by row; else None.
-        chosen: the draft that `drafting="auto"` has taken: "none", "trie", "head" or "assistant"; None without "auto".
-    """
-
-    target_forwards: int
-    draft_forwards: int
-    drafted_nodes: Int[Tensor, " batch"]
-    accepted_nodes: Int[Tensor, " batch"]
-    drafted_steps: Int[Tensor, " batch"]
-    accepted_steps: Int[Tensor, " batch"]
-    num_nodes: Int[Tensor, " batch"] | None = None
-    chosen: str | None = None
-
-
-@dataclass(frozen=True)
 class Rows:
     """Some rows of a batch, as the host knows them; all others wait."""
 

@@ -18,10 +18,9 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from hf_gr.catalogue.item_values import ItemBias, ItemGroups
 from hf_gr.catalogue.rules import BatchRules
 
-from .device_trie import TAKEN_ONE_BY_ONE, DeviceTrie, bits_on_device, moved, on_device, windows
+from .device_trie import TAKEN_ONE_BY_ONE, DeviceTrie, moved, on_device, windows
 from .ops import to_device
 
 
@@ -105,12 +104,8 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
     else:
         made = _of_batch(rules, device)
     values = {"bias": rules.bias, "groups": rules.groups}
-    given = {name: moved(value, device, _move_values) for name, value in values.items() if value is not None}
+    given = {name: on_device(value, device) for name, value in values.items() if value is not None}
     return replace(made, **given) if given else made
-
-
-def _move_values(values: ItemBias | ItemGroups, device: torch.device) -> Tensor:
-    return to_device(values.by_node, device)
 
 
 def _of_batch(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
@@ -119,8 +114,8 @@ def _of_batch(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     is_checked = [number > 0 and level.is_chain for number, level in enumerate(trie.levels)]
     alive: tuple[Tensor | None, ...] | None = None
     if any(snapshot.alive is not None for snapshot in rules.snapshots):
-        moved = [bits_on_device(snapshot.alive or snapshot.items.all_alive, device) for snapshot in rules.snapshots]
-        levels = zip(is_checked, zip(*moved, strict=True), strict=True)
+        of_rules = [on_device(snapshot.alive or snapshot.items.all_alive, device) for snapshot in rules.snapshots]
+        levels = zip(is_checked, zip(*of_rules, strict=True), strict=True)
         alive = tuple(
             None if done else bits[0][None] if len(bits) == 1 else torch.stack(bits) for done, bits in levels
         )

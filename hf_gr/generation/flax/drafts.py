@@ -7,10 +7,9 @@ Knows no PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from typing import Any
 
 import jax
@@ -69,10 +68,11 @@ class TrieDraft(Draft):
     def tree(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> TreeDrafter:
         """What the catalogue drafts."""
         budget = draft_budget(self.config, batch_size=num_rows, vocab_size=self.model.config.vocab_size)
-        num_first, size = plan_first(_open_nodes(catalogue), plan.width, budget=budget)
+        nodes = _nodes_per_level(catalogue)
+        num_first, size = plan_first(nodes[1:-1], plan.width, budget=budget)
         # A search below the prompt may miss a beam on any level, above all where processors rule tokens out.
         first = 1 if self.searches else 1 + num_first
-        sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget, first=first)
+        sizes = plan_sizes(nodes, plan.width, budget=budget, first=first)
         return TreeDrafter((size, *sizes[1:]), num_first, budget=budget, least=plan.width)
 
 
@@ -88,18 +88,18 @@ class AssistantDraft(TrieDraft):
         num_levels = catalogue.max_length
         if num_levels == 1:  # nothing to draft
             return plan
-        tree = self.tree(plan, catalogue, num_rows=num_rows)
+        tree, nodes = self.tree(plan, catalogue, num_rows=num_rows), _nodes_per_level(catalogue)
         num_beams, first_level = self.draft_beams(plan)
         first_level = max(self.first_level, first_level)
         # In buckets, so that one program serves while a catalogue changes.
-        whole = [bucket(number, steps=STEPS) for number in islice(_open_nodes(catalogue), tree.num_first)]
+        whole = [bucket(number, steps=STEPS) for number in nodes[1:-1][: tree.num_first]]
         drafter = ModelDrafter(
             self.draft_scorer(plan),
             num_beams,
             min(self.config.num_assistant_tokens, num_levels),
             num_levels,
             tree,
-            plan_rest(_nodes_per_level(catalogue), num_beams, budget=tree.budget, least=plan.width),
+            plan_rest(nodes, num_beams, budget=tree.budget, least=plan.width),
             whole=() if first_level else tuple(whole),
             first_level=first_level,
             tail=self.tail,
@@ -206,11 +206,6 @@ def draft_of(
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:
-    """Nodes with 0 to L - 1 tokens that have children, and those with L."""
+    """Nodes with 0 to L - 1 tokens that have children, and those with L; what was removed included."""
     fanouts = catalogue.trie.fanouts
     return (*(int(fanout.num_parents - fanout.num_childless) for fanout in fanouts), int(fanouts[-1].num_children))
-
-
-def _open_nodes(catalogue: Snapshot) -> Iterator[int]:
-    """Nodes with children, by level from 1 to L - 1, what was removed included: no request has more."""
-    return iter(_nodes_per_level(catalogue)[1:-1])

@@ -38,6 +38,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from transformers.cache_utils import DynamicCache
 
 from hf_gr.catalogue.sequences import is_integer, to_host
+from hf_gr.core.plan import Speculation
 from hf_gr.core.widths import fixed_widths
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
@@ -50,7 +51,6 @@ from hf_gr.torch.graphs import Captured, backend_of
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.scorers import Prefilled, Scorer, TreeScorer
 from hf_gr.torch.scores import DecodePlan
-from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .caches import Buffers, SlotLayer
@@ -459,11 +459,7 @@ def warm_up(
     """Capture the decodes of calls to come; see `GRGenerationMixin.warm_up`."""
     sizes, lengths, widths = (
         _read(name, value)
-        for name, value in (
-            ("batch_sizes", batch_sizes),
-            ("prompt_lengths", prompt_lengths),
-            ("num_beams", num_beams),
-        )
+        for name, value in (("batch_sizes", batch_sizes), ("prompt_lengths", prompt_lengths), ("num_beams", num_beams))
     )
     if (kind := options.pop("cache_implementation", "static")) != "static":
         raise ValueError(f"cache_implementation={kind!r}, expected 'static': others capture nothing")

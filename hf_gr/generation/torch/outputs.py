@@ -15,8 +15,8 @@ from transformers.generation import (
     GenerateEncoderDecoderOutput,
 )
 
+from hf_gr.core.plan import Speculation
 from hf_gr.generation.answers import WithItems
-from hf_gr.torch.speculation import Speculation
 
 
 @dataclass
