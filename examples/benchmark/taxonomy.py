@@ -11,7 +11,9 @@ Ways to an answer:
 - prompt only: greedy; valid if it is a label up to case and punctuation; of several, if all are and none comes twice;
 - prompt and matching: what was written, or else the label most similar to it, if one is similar enough;
 - `classify` by each score: renormalized, and of few labels sum, mean and PMI, for which all nodes are scored, once for
-  the three; of several labels 5 beams.
+  the three; of several labels 5 beams;
+- of few labels a head: one vector a label, a logistic regression on the last hidden states of the model as it is,
+  after the short prompts of 1,000 texts. It needs no search, and knows no label without a text.
 
     python examples/benchmark/taxonomy.py         # two hours of one core; resumes
     python examples/benchmark/taxonomy.py --fast  # a tiny model and made-up tickets, seconds
@@ -30,7 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,8 +54,10 @@ from fine_tune_classifier import tiny_model  # isort: skip
 
 BEFORE, AFTER = "as it is", "fine-tuned"
 FREE, MATCHED, BEAMS = "prompt only", "prompt and matching", "5 beams"
+HEAD = "a head"
 RENORMALIZED, SCORES = "renormalized", ("sum", "mean", "pmi")
 BATCH, DRAWS = 16, 2000
+HEAD_TEXTS = 1000
 SCORED = 100  # labels of sets that are scored in full
 OPTIONS: dict[str, dict[str, Any]] = {
     RENORMALIZED: {},
@@ -70,21 +74,33 @@ RECIPE = Recipe(
 FAST_RECIPE = Recipe((1000, 1000, 1000), frozen=0, batch_size=16, learning_rate=5e-3, seed=0)
 
 
-def ways_of(one: LabelSet) -> list[str]:
-    """The ways that are measured."""
+def ways_of(one: LabelSet, model: str) -> list[str]:
+    """The ways that are measured of a model."""
     if one.several:
         return [FREE, MATCHED, BEAMS]
-    return [FREE, MATCHED, RENORMALIZED, *(SCORES if len(one.labels) <= SCORED else ())]
+    few = [*SCORES, HEAD] if model == BEFORE else [*SCORES]
+    return [FREE, MATCHED, RENORMALIZED, *(few if len(one.labels) <= SCORED else ())]
+
+
+@torch.no_grad()
+def hidden_states(model: Any, tokenizer: Any, prompt: str, texts: Sequence[str]) -> np.ndarray:
+    """The last hidden state after every prompt."""
+    tokenizer.padding_side, found = "left", []
+    for start in range(0, len(texts), BATCH):
+        prompts = [prompt.replace("{text}", text) for text in texts[start : start + BATCH]]
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        found.append(model.base_model(**inputs, use_cache=False).last_hidden_state[:, -1].numpy())
+    return np.concatenate(found)
 
 
 class Remembered(TreeSearch):
     """A search whose results are kept: sum, mean and PMI are of the same log-probabilities."""
 
-    known: ClassVar[dict[tuple[bytes, int], list[Found]]] = {}
+    known: ClassVar[dict[tuple[bytes, int, bool], list[Found]]] = {}
 
     def find(self, prompts: Any) -> list[Found]:
         """See `TreeSearch.find`."""
-        key = prompts[0].tobytes(), self.tree.num_nodes
+        key = prompts[0].tobytes(), self.tree.num_nodes, self.renormalizes
         if key not in self.known:
             self.known[key] = super().find(prompts)
         return self.known[key]
@@ -246,22 +262,41 @@ class Experiment:
 
         return self.kept(way, call)
 
+    def by_head(self, model: Any, tokenizer: Any) -> dict[str, Any]:
+        """The best five answers of a head; its training is timed apart."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        def call() -> dict[str, Any]:
+            since, learned = time.process_time(), self.one.train[:HEAD_TEXTS]
+            head = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
+            states = hidden_states(model, tokenizer, self.one.prompt, [text for text, _ in learned])
+            head.fit(states, [label for _, (label,) in learned])
+            training = time.process_time() - since
+            found = head.predict_proba(hidden_states(model, tokenizer, self.one.prompt, self.texts))
+            best = head.classes_[np.argsort(-found)[:, :5]].tolist()
+            return {"labels": best, "method": HEAD, "nodes": 0, "training": training}
+
+        return self.kept(HEAD, call)
+
     def run(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
         """One row for every way."""
         rows: list[dict[str, Any]] = []
-        for way in ways_of(self.one):
+        for way in ways_of(self.one, self.model):
             if way in (FREE, MATCHED):
                 kept = self.written(model, tokenizer)
                 read = self.reader.labels if self.one.several else self.reader.label
                 answers = [read(text, matching=way == MATCHED) for text in kept["found"]]
                 row = measures(self.one, answers, None)
             else:
-                kept = self.ranked(way, model, tokenizer)
+                kept = (self.by_head if way == HEAD else partial(self.ranked, way))(model, tokenizer)
                 best = kept["found"]["labels"]
                 row = measures(self.one, [labels[0] for labels in best], best)
                 row |= {"method": kept["found"]["method"], "nodes": kept["found"]["nodes"]}
             named = {"set": self.one.name, "kind": self.one.kind, "labels": len(self.one.labels), "model": self.model}
-            seconds = kept["seconds"] / len(self.texts)
+            training = kept["found"].get("training", 0) if way == HEAD else 0
+            seconds = (kept["seconds"] - training) / len(self.texts)
             rows.append({**named, "way": way, **row, "cpu_seconds_a_text": seconds, "commit": kept["commit"]})
         return rows
 
@@ -347,6 +382,7 @@ def run(options: argparse.Namespace) -> None:
             if not options.fast:
                 model = load()[0]
             trained = train(model, learned, recipe, folder)
+        Remembered.known.clear()  # of another model, or of these weights as they were
         for one, index in zip(sets, indexes, strict=True):
             if one not in chosen:
                 continue
