@@ -8,7 +8,7 @@ Importing this package loads neither torch nor transformers nor jax; every publi
 - Models: `AutoModelForGenerativeRetrieval`, `enable`, `GRGenerationMixin`, `GRGenerationConfig`; for any other loop of
   transformers `ConstraintLogitsProcessor`.
 - Drafts: `DraftHead`, `DraftHeadConfig`; trainers in `hf_gr.training`.
-- Tables of users: `recommend`, `evaluate` (extra `tables`).
+- Tables of purchases: `train`; of users: `recommend`, `evaluate` (extra `tables`).
 - Many users at once: `Engine`; servers in `hf_gr.serving` (extra `serve`).
 - Texts to labels: `classify`.
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .generation.torch.mixin import GRGenerationMixin
     from .jobs.evaluate import evaluate
     from .jobs.recommend import recommend
+    from .purchases.train import train
     from .serving.engine import Engine
     from .torch.draft_head import DraftHead
 
@@ -50,6 +51,7 @@ _HOMES = {
     "enable": "generation.auto",
     "evaluate": "jobs.evaluate",
     "recommend": "jobs.recommend",
+    "train": "purchases.train",
 }
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "enable",
     "evaluate",
     "recommend",
+    "train",
 ]
 
 # What a name needs in addition to NumPy and transformers: one may use Flax without PyTorch, or PyTorch without extras.
@@ -76,6 +79,7 @@ _NEEDS = {
     "GRGenerationMixin": ("torch",),
     "evaluate": ("pyarrow",),
     "recommend": ("pyarrow",),
+    "train": ("torch", "pyarrow"),
 }
 
 # What stands for a name of PyTorch's side in Flax.

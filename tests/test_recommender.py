@@ -161,14 +161,10 @@ def next_items(model: Any, **how: Any) -> list[list[list[Any]]]:
 
 
 def test_a_recommender_learns_and_its_folder_is_all_that_is_needed(tmp_path: Path) -> None:
-    seen = []
-    model = train_recommender(
-        CHAINS, IDS, output_dir=tmp_path / "made", on_progress=lambda *now: seen.append(now), **QUICK
-    )
+    model = train_recommender(CHAINS, IDS, output_dir=tmp_path / "made", **QUICK)
     assert not model.training
     found = next_items(model)  # the generation config names the catalogue
     assert sum(items == [chain[3]] for items, chain in zip(found, CHAINS, strict=True)) >= 10
-    assert [share for share, _ in seen] == pytest.approx([step / 60 for step in range(1, 61)])
     loaded = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "made")
     assert next_items(loaded) == found
     assert not list((tmp_path / "made").glob("*.bin"))  # nothing pickled
@@ -216,12 +212,13 @@ def test_training_goes_on_from_a_model_and_from_a_checkpoint_as_if_never_stopped
 
 
 def test_epochs_take_the_place_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float] = []
     begun: list[int] = []
     monkeypatch.setattr(HistoryWindows, "set_epoch", lambda self, epoch: begun.append(epoch))
     how = {name: value for name, value in QUICK.items() if name != "max_steps"}
-    train_recommender(CHAINS, IDS, num_train_epochs=2, on_progress=lambda share, loss: seen.append(share), **how)
-    assert len(seen) == 4  # 24 windows in batches of 16, twice
+    train_recommender(
+        CHAINS, IDS, num_train_epochs=2, validation=CHAINS, callbacks=[watch := Watch()], eval_steps=1, **how
+    )
+    assert len(watch.losses) == 4  # 24 windows in batches of 16, twice
     assert begun[-1] >= 1
 
 

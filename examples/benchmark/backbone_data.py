@@ -27,7 +27,7 @@ from hf_gr.demo.data import keep_most_rated, load_movielens
 from hf_gr.demo.semantic_ids import film_features
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import semantic_ids_from_features
-from hf_gr.training.item_codes import neighbour_factors
+from hf_gr.training.item_codes import neighbour_factors, unit_variance
 
 STUDIES = ("beauty", "movielens")
 TEXTS = "beauty-texts"  # the first with the codes that come with it
@@ -150,13 +150,7 @@ def _neighbours_and_texts(train: Sequence[np.ndarray], codes: np.ndarray) -> np.
     for level, weight in enumerate((1.0, 0.7)):
         texts[np.arange(len(codes)), level * (codes.max() + 1) + codes[:, level]] = weight
     texts = TruncatedSVD(32, random_state=SEED).fit_transform(texts)
-    return np.concatenate([_unit_variance(factors), TEXT_WEIGHT * _unit_variance(texts)], axis=1)
-
-
-def _unit_variance(block: np.ndarray) -> np.ndarray:
-    """The block, centred, with a total variance of one."""
-    block = block - block.mean(axis=0)
-    return block / np.sqrt(block.var(axis=0).sum())
+    return np.concatenate([unit_variance(factors), TEXT_WEIGHT * unit_variance(texts)], axis=1)
 
 
 def _movielens(fast: bool) -> Study:

@@ -26,6 +26,7 @@ DEMO_PACKAGES = {
 }
 # One of each command.
 EXAMPLES = {
+    "train": "hf-gr train purchases.csv --user customer --item product --time day --output recommender",
     "recommend": "hf-gr recommend --model me/recommender --index me/catalogue --input users.parquet --history items "
     "--exclude items --output recs.parquet",
     "evaluate": "hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
@@ -55,6 +56,7 @@ def build_app() -> typer.Typer:
     # These need typer: `main` checks for it first.
     from hf_gr.jobs.evaluate import evaluate as of_evaluate
     from hf_gr.jobs.recommend import recommend as of_recommend
+    from hf_gr.purchases.train import train as of_train
 
     from . import classify, env, evaluate, index, recommend, serve
     from .options import command
@@ -69,8 +71,9 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_version)
     of_index = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
-    functions = [demo, recommend.recommend, evaluate.evaluate, classify.classify, serve.serve, env.env]
+    functions = [demo, train, recommend.recommend, evaluate.evaluate, classify.classify, serve.serve, env.env]
     more: dict[str, Any] = {
+        "train": {"like": of_train, "described": [of_train]},
         "recommend": {"like": of_recommend, "described": [of_recommend]},
         "evaluate": {"like": of_evaluate, "described": [of_recommend, of_evaluate]},
     }
@@ -130,6 +133,31 @@ def demo(
         raise fail("demo", str(error), code=STOPPED, as_json=as_json) from error
     if as_json:
         print(report.to_json())
+
+
+def train(purchases: list[Path], *, output: Path, as_json: bool = False, **given: Any) -> None:
+    """Train a recommender on a table of purchases, and compare it with baselines.
+
+    Leaves out what cannot be learned from and says how much; holds the last two purchases of every user out; makes
+    semantic IDs; trains a small model until validation stops improving; and compares it with popular items and with
+    items that go together. Writes one folder, which `hf-gr serve`, `recommend` and `evaluate` take as it is.
+
+    Args:
+        purchases: a table of purchases, one a row (.parquet, .csv, .tsv, .jsonl; several files, or a folder of them,
+            make one).
+        output: folder of the recommender, created if necessary.
+    """
+    require("hf-gr train", "demo", {"pandas": "pandas", "pyarrow": "pyarrow", "sklearn": "scikit-learn"})
+    from transformers.utils import logging
+
+    from .failures import quiet_libraries, say
+
+    quiet_libraries()
+    logging.set_verbosity_error()  # the Trainer warns that tied weights are missing in its checkpoints
+    from hf_gr import train as run
+
+    made = run(purchases, output, **given)
+    say(made.to_json() if as_json else f"{made}\n\nSaved to {made.output} after {made.seconds:.0f} s")
 
 
 def _version(

@@ -100,7 +100,7 @@ def _told(function: Callable[..., Any]) -> dict[str, str]:
     """What a docstring says of each argument."""
     text = re.split(r"\n\s*\n?Args:\n", inspect.getdoc(function) or "", maxsplit=1)[-1].split("\n\n")[0]
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
-    return {name: told[0].upper() + " ".join(told[1:].split()) for name, told in entries}
+    return {name: " ".join((told[0].upper() + told[1:]).split()) for name, told in entries}
 
 
 def _parameter(each: Parameter, told: str) -> Parameter:

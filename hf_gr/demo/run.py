@@ -22,7 +22,6 @@ from hf_gr.answering.recommender import Recommender
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.atomic import replaced_files
 from hf_gr.files.cache import cache_folder
-from hf_gr.files.progress import progress_bar
 from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
 from hf_gr.jobs.results import Evaluation
 from hf_gr.training import semantic_ids_from_features, small_recommender, train_recommender
@@ -126,7 +125,7 @@ def run_demo(
         histories = [[films.titles[film] for film in split.train[user]] for user in shown]
         show.print_users(console, films, split, shown, recommend(model, histories, top_k=LIST_LENGTH, **lists))
         with console.status("measuring"):
-            how = {"history": "history", "target": "next", "cutoffs": (LIST_LENGTH,), "num_resamples": 0, **lists}
+            how = {"history": "history", "target": "next", "cutoffs": (LIST_LENGTH,), **lists}
             evaluation = evaluate({"the model": model}, folder / USERS, **how)
             recommender = Recommender(model, index)
             compared = [history[-settings.train.max_items :] for history in split.train[: settings.num_compared]]
@@ -154,15 +153,13 @@ def _train(films: MovieLens, split: Split, settings: DemoSettings, folder: Path,
         semantic_ids = semantic_ids_from_features(
             features, films.titles, num_levels=settings.num_levels, num_codes=settings.num_codes, seed=settings.seed
         )
-    show.print_semantic_ids(console, semantic_ids)
     size = asdict(settings.train)
     max_steps = size.pop("max_steps")
     model = small_recommender(semantic_ids, seed=settings.seed, **size)
     histories = [[films.titles[film] for film in history] for history in split.train]
     how = {"max_items": settings.train.max_items, "max_steps": max_steps, "seed": settings.seed, "output_dir": folder}
     start = time.perf_counter()
-    with progress_bar("Training", lambda: max_steps, unit="steps", shown=True) as advance:
-        train_recommender(histories, semantic_ids, model=model, on_progress=lambda share, loss: advance(1), **how)
+    train_recommender(histories, semantic_ids, model=model, **how)
     return time.perf_counter() - start
 
 

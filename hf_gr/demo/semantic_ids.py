@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_gr.training.item_codes import neighbour_factors
+from hf_gr.training.item_codes import neighbour_factors, unit_variance
 
 from .data import MovieLens
 
@@ -36,10 +36,4 @@ def film_features(films: MovieLens, train: Sequence[np.ndarray], *, seed: int = 
     words = TruncatedSVD(min(16, words.shape[1] - 1), random_state=seed).fit_transform(words)
     behaviour = neighbour_factors(train, len(films), num_factors=32, window=5, seed=seed)
     blocks = ((genres, 0.5), (years[:, None] / 10, 0.5), (words, 0.1), (behaviour, 2.0))
-    return np.concatenate([weight * _unit_variance(block) for block, weight in blocks], axis=1)
-
-
-def _unit_variance(block: np.ndarray) -> np.ndarray:
-    """The block, centred, with a total variance of one."""
-    block = block - block.mean(axis=0)
-    return block / max(float(np.sqrt(block.var(axis=0).sum())), 1e-12)
+    return np.concatenate([weight * unit_variance(block) for block, weight in blocks], axis=1)

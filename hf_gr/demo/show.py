@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.catalogue import ConstraintIndex
 from hf_gr.jobs.results import Evaluation
 from hf_gr.jobs.show import as_text
+from hf_gr.purchases.train import verdict_of
 
 from .compare import Comparison
 from .data import MovieLens, Split
@@ -32,16 +33,6 @@ def print_data(console: Console, films: MovieLens) -> None:
         f"[bold]Data[/]: MovieLens-latest-small, {len(films):,} films, {len(films.histories):,} users, "
         f"{ratings:,} ratings. Every user's last film is held out. Ratings with equal timestamps are in a random "
         "order, the same in every run."
-    )
-
-
-def print_semantic_ids(console: Console, semantic_ids: SemanticIds) -> None:
-    """Print how films became tokens."""
-    shared = int((semantic_ids.codes[:, -1] > 0).sum())
-    console.print(
-        f"[bold]Semantic ids[/]: {semantic_ids.num_levels} tokens a film, codes of the levels "
-        f"{semantic_ids.level_sizes}; the last one tells {shared:,} films from others with the same first "
-        f"{semantic_ids.num_levels - 1}."
     )
 
 
@@ -78,14 +69,8 @@ def print_measurements(console: Console, evaluation: Evaluation, comparison: Com
     """Print how good the lists of all users are, and the time against transformers."""
     console.print("[bold]The last film of every user[/], which no model and no count has seen:")
     console.print(as_text(evaluation, width=console.width), markup=False, highlight=False, soft_wrap=True)
-    model, popular, *_ = (
-        result.metrics[f"recall@{evaluation.cutoffs[-1]}"] for result in (*evaluation.results, *evaluation.baselines)
-    )
-    if model <= popular:
-        console.print(
-            "[yellow]This model recommends no better than popularity: it was trained too little (--fast). Run "
-            "without --fast."
-        )
+    for line in verdict_of(evaluation, "run without --fast: this model was hardly trained"):
+        console.print(line, markup=False, highlight=False)
     ratio = comparison.transformers_seconds / comparison.hf_gr_seconds
     console.print(
         f"\n[bold]One call[/], {comparison.batch_size} users, {comparison.prompt_length} tokens, "
@@ -113,8 +98,4 @@ def print_next_steps(console: Console, folder: Path, users: Path) -> None:
         console.print(f"[bold]{title}[/]")
         # No line break of ours inside a command: it is there to be copied.
         console.print(f"  {command}", soft_wrap=True, markup=False, highlight=False)
-    console.print(
-        "Your own purchases, from a CSV to such a folder: read_histories, semantic_ids_from_histories and "
-        "train_recommender of hf_gr.training.",
-        highlight=False,
-    )
+    console.print("Your own purchases, from a CSV to such a folder: hf-gr train purchases.csv -o recommender")

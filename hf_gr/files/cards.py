@@ -186,9 +186,10 @@ items = index.items(out[:, {start}:])
 {custom_generate}
 Without hf_gr it is an ordinary checkpoint of transformers, whose answers need not be items.
 {head}
-This card was generated when the model was saved. It states neither the training data, nor an evaluation, nor the
-licence: please add them.
+This card was generated when the model was saved. {lacking}
 """
+
+_LACKING = "It states neither the training data, nor an evaluation, nor the\nlicence: please add them."
 
 _CUSTOM_GENERATE = """
 The checkpoint carries this `generate`: where hf_gr is installed, nothing need be imported from it.
@@ -264,8 +265,16 @@ def model_card(
         start="1" if is_encoder_decoder else 'inputs["input_ids"].shape[1]',
         custom_generate=_CUSTOM_GENERATE.format(auto=auto, name=json.dumps(name), out=out) if custom_generate else "",
         head="" if head is None else _HEAD_SECTION.format(facts=head),
+        lacking=_LACKING,
     )
     return _card("transformers", [*tags, *own], text, pipeline_tag=task, base_model=base_model)
+
+
+def add_measurements(text: str, measured: str) -> str:
+    """A generated card, with what was measured of the model in place of what it lacks."""
+    return text.replace(
+        _LACKING, f"It states no licence: please add it.\n\n## Training and evaluation\n\n```\n{measured}\n```"
+    )
 
 
 def is_template(text: str) -> bool:

@@ -64,7 +64,7 @@ def read_histories(
             for row, cell in enumerate(cells):
                 if cell is None or cell != cell:
                     raise ValueError(rows.problem(name, row, cell, "a value: drop such rows"))
-    users, ids = columns[user], _as_ids(columns[item], items, is_text=table.is_text)
+    users, ids = columns[user], as_ids(columns[item], items, is_text=table.is_text)
     if not users:
         raise ValueError(f"{table.name} has no row, expected at least one: there is nothing to learn from")
     known = None if items is None else set(items.item_ids)
@@ -77,7 +77,7 @@ def read_histories(
             )
     order: Sequence[int] = range(len(ids))
     if time is not None:
-        order = np.argsort(_as_times(columns[time], time), kind="stable").tolist()
+        order = np.argsort(as_times(columns[time], time), kind="stable").tolist()
     histories: Histories = {user: [] for user in users}
     for row in order:
         if known is None or ids[row] in known:
@@ -98,7 +98,7 @@ def history_lists(histories: Any, *, name: str = "histories") -> list[list[ItemI
     return rows
 
 
-def _as_ids(values: list[Any], items: SemanticIds | None, *, is_text: bool) -> list[ItemId]:
+def as_ids(values: list[Any], items: SemanticIds | None, *, is_text: bool) -> list[ItemId]:
     """Item ids: of the kind that semantic IDs have, or integers if all texts of a CSV look like integers."""
     if items is not None and isinstance(items.item_ids[0], str):
         return [str(value) for value in values]
@@ -107,7 +107,7 @@ def _as_ids(values: list[Any], items: SemanticIds | None, *, is_text: bool) -> l
     return np.asarray(read_ids(pa.array(values), True)).tolist() if is_text and values else values
 
 
-def _as_times(values: list[Any], name: str) -> np.ndarray:
+def as_times(values: list[Any], name: str) -> np.ndarray:
     """Times in an order that can be sorted."""
     bad: list[int] = []
     for kind in ("float64", "datetime64[us]"):

@@ -70,25 +70,31 @@ def semantic_ids_from_features(
 def semantic_ids_from_histories(
     histories: Iterable[Iterable[ItemId]],
     *,
+    item_ids: Sequence[ItemId] | None = None,
+    features: Any = None,
     num_levels: int = 3,
     num_codes: int = 256,
     offset: int = 0,
     seed: int = 0,
 ) -> SemanticIds:
-    """Semantic IDs from the order in which users had items, where nothing else is known about the items.
+    """Semantic IDs from the order in which users had items, and from features if there are any.
 
     Args:
         histories: a list of items per user, oldest first, without held-out items; or a dictionary of them.
+        item_ids: N ids, those of the histories and perhaps others; by default those of the histories, in ascending
+            order.
+        features: `[N, D]` numbers, such as embeddings of texts: they count half as much as the histories.
         num_levels: levels of residual k-means; one more code tells apart items that collide.
         num_codes: codes per level.
         offset: the token of the first code.
         seed: of the factors and of k-means.
 
     Returns:
-        The IDs of all items in the histories, in ascending order of their ids.
+        The IDs of all items.
 
     Raises:
-        ValueError: there are fewer than three items, or none follows another.
+        ValueError: there are fewer than three items, none follows another, one is not among `item_ids`, or there are
+            more or fewer features.
         ImportError: scikit-learn is missing: `pip install "hf-gr[demo]"`.
 
     Example:
@@ -97,19 +103,33 @@ def semantic_ids_from_histories(
         (['ham', 'jam', 'tea'], 3)
     """
     rows = history_lists(histories)
-    names = sorted({item for row in rows for item in row})
+    names = sorted({item for row in rows for item in row}) if item_ids is None else list(item_ids)
     if len(names) < 3 or not any(len(row) > 1 for row in rows):
         raise ValueError(
             f"histories has {len(names)} items, expected 3 or more, some after others: IDs come from which items "
             "follow each other"
         )
+    if features is not None and np.shape(features)[:1] != (len(names),):
+        raise ValueError(
+            f"features has shape {list(np.shape(features))}, expected a row for each of {len(names)} items"
+        )
     _need_sklearn()
     row_of = {item: row for row, item in enumerate(names)}
+    if unknown := [item for row in rows for item in row if item not in row_of]:
+        raise ValueError(f"histories has item {unknown[0]!r}, expected one of item_ids: add it there")
     known = [np.array([row_of[item] for item in row], dtype=np.int64) for row in rows]
-    factors = neighbour_factors(known, len(names), num_factors=32, window=5, seed=seed)
+    blocks = neighbour_factors(known, len(names), num_factors=32, window=5, seed=seed)
+    if features is not None:
+        blocks = np.concatenate([2 * unit_variance(blocks), unit_variance(np.asarray(features))], axis=1)
     return semantic_ids_from_features(
-        factors, names, num_levels=num_levels, num_codes=num_codes, offset=offset, seed=seed
+        blocks, names, num_levels=num_levels, num_codes=num_codes, offset=offset, seed=seed
     )
+
+
+def unit_variance(block: np.ndarray) -> np.ndarray:
+    """Features, centred, with a total variance of one, so that no block dominates by having more columns."""
+    block = block - block.mean(axis=0)
+    return block / max(float(np.sqrt(block.var(axis=0).sum())), 1e-12)
 
 
 def neighbour_factors(

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.storage import JSON_FILE
-from hf_gr.files.progress import progress_bar
+from hf_gr.files.progress import logger, progress_bar
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.loading import enable
 from hf_gr.generation.torch.models import base_model
@@ -62,7 +62,6 @@ RECIPE: dict[str, Any] = {
 }
 
 PATIENCE = 5  # validation losses
-Report = Callable[[float, float], None]
 
 
 def small_recommender(
@@ -139,7 +138,6 @@ def train_recommender(
     overwrite: bool = False,
     seed: int = 0,
     progress: bool = True,
-    on_progress: Report | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     **arguments: Any,
 ) -> Any:
@@ -169,8 +167,7 @@ def train_recommender(
         overwrite: replace a finished recommender in `output_dir`; without it, only `resume_from_checkpoint` does.
         seed: of the new model, and of the windows and their order.
         progress: show a bar, in terminals and notebooks; lines in logs.
-        on_progress: called after every step with the fraction of the training that is done and the latest loss.
-        callbacks: transformers' own.
+        callbacks: transformers' own, such as one that is called after every step.
         arguments: transformers' `TrainingArguments` in place of the recipe's: 1,600 steps (`max_steps`) of 64 windows
             (`per_device_train_batch_size`), AdamW with `learning_rate=5e-3`, a warm-up of 50 steps, then a cosine;
             `num_train_epochs`, `bf16`, `gradient_accumulation_steps`, `resume_from_checkpoint`, ...
@@ -230,9 +227,8 @@ def train_recommender(
         trainer.remove_callback(PrinterCallback)
         if asked is not None:
             trainer.add_callback(EarlyStoppingCallback(PATIENCE if patience is None else patience))
-        is_shown = progress and on_progress is None and args.process_index == 0
-        with progress_bar("Training", lambda: 100, unit="%", shown=is_shown) as advance:
-            trainer.add_callback(_Progress(on_progress, advance))
+        with ExitStack() as bars:
+            trainer.add_callback(_Progress(bars, is_shown=progress and args.process_index == 0))
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         whole = model.merge_and_unload() if hasattr(model, "peft_config") else base_model(trainer.model)
         trained = enable(whole.eval())
@@ -244,20 +240,26 @@ def train_recommender(
 
 
 class _Progress(TrainerCallback):
-    """Reports every step."""
+    """Shows every step, and a line for every loss of validation."""
 
-    def __init__(self, report: Report | None, advance: Callable[[int], None]) -> None:
-        self.report, self.advance, self.loss, self.percent = report, advance, math.nan, 0
+    def __init__(self, bars: ExitStack, *, is_shown: bool) -> None:
+        self.bars, self.is_shown, self.loss = bars, is_shown, math.nan
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        bar = progress_bar("Training", lambda: state.max_steps, unit="steps", shown=self.is_shown)
+        self.advance = self.bars.enter_context(bar)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.loss = float((logs or {}).get("loss", self.loss))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        share = min(1.0, state.global_step / state.max_steps)
-        if self.report is not None:
-            self.report(share, self.loss)
-        before, self.percent = self.percent, int(100 * share)
-        self.advance(self.percent - before)
+        self.advance(1)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        if self.is_shown:
+            losses = {"loss": self.loss, "validation loss": metrics["eval_loss"]}
+            told = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if not math.isnan(loss))
+            logger.info("step %s of %s: %s", f"{state.global_step:,}", f"{state.max_steps:,}", told)
 
 
 def _arguments(given: dict[str, Any], *, validated: bool) -> dict[str, Any]:

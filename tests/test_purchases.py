@@ -1,0 +1,144 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`hf_gr.train`: what is left out of a table of purchases, what is held out, the folder, the verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("pyarrow")
+
+import hf_gr  # noqa: E402
+from hf_gr import SemanticIds  # noqa: E402
+from hf_gr.commands.app import build_app  # noqa: E402
+from hf_gr.purchases.clean import clean  # noqa: E402
+from hf_gr.purchases.train import verdict_of  # noqa: E402
+from hf_gr.tables.table import Table  # noqa: E402
+from hf_gr.training import semantic_ids_from_histories  # noqa: E402
+
+AS_IT_IS = dict.fromkeys(("drop_returns", "drop_duplicates", "shuffle_ties"), False)
+QUICK: dict[str, Any] = {"max_items": 4, "num_codes": 4, "batch_size": 16}
+ROWS = {
+    "user": ["ann", "bob", "ann", "ann", "bob", None, "ann", "bob", "cid", "ann"],
+    "item": [7.0, 7.0, 8.0, 9.0, 8.0, 7.0, float("nan"), 9.0, 7.0, 8.0],  # as pandas reads integers beside a gap
+    "time": [3, 1, 1, 2, 2, 1, 1, 3, 1, 1],
+    "quantity": [1, 1, 1, 1, 1, 1, 1, 0, 1, 1],
+}
+SMALL = {"drop_missing": True, "min_item_count": 1, "min_user_count": 3}
+
+
+def cleaned(rows: dict[str, list[Any]], **how: Any) -> Any:
+    roles = {name: name for name in rows}
+    return clean(Table(rows, roles), roles, AS_IT_IS | SMALL | how)
+
+
+@pytest.mark.parametrize(
+    ("how", "histories", "told"),
+    [
+        ({}, [[8, 8, 9, 7], [7, 8, 9]], "2 with a missing cell"),
+        ({"drop_returns": True}, [[8, 8, 9, 7]], "1 with a quantity of 0 or less"),
+        ({"drop_duplicates": True}, [[8, 9, 7], [7, 8, 9]], "1 of the same user, item and time"),
+        ({"min_item_count": 3}, [], "no row is left"),  # without item 9, bob has two: then item 7 has one
+        ({"drop_missing": False}, [], "row 5 has a missing cell"),
+    ],
+)
+def test_what_is_left_out_is_an_option_and_is_told(how: dict[str, Any], histories: Any, told: str) -> None:
+    if not histories:
+        with pytest.raises(ValueError, match=told):
+            cleaned(ROWS, **how)
+        return
+    found, _, report = cleaned(ROWS, **how)
+    assert sorted(found) == sorted(histories)
+    assert any(line.startswith(told) for line in report)
+    assert report[-1].startswith(f"{sum(map(len, histories))} purchases of 3 items by {len(histories)}")
+
+
+def test_purchases_of_one_moment_are_in_no_order_of_rows_and_always_the_same() -> None:
+    rows = {"user": ["ann"] * 50, "item": list(range(50)), "time": [0] * 25 + [1] * 25}
+    ((history,), _, _) = cleaned(rows, shuffle_ties=True)
+    assert sorted(history[:25]) == list(range(25)) != history[:25]
+    assert cleaned(rows, shuffle_ties=True)[0] == [history]
+
+
+def test_ids_know_no_held_out_item_and_texts_bring_items_together() -> None:
+    chains = [[f"i{number}", f"i{(number + 1) % 12}", f"i{(number + 2) % 12}"] for number in range(12)]
+    names = sorted({item for chain in chains for item in chain}) + ["new"]
+    ids = semantic_ids_from_histories(chains, item_ids=names, num_codes=4)
+    assert ids.item_ids == names
+    features = np.repeat([[0.0, 1.0], [9.0, 0.0]], [6, 7], axis=0)
+    with_features = semantic_ids_from_histories(chains, item_ids=names, features=features, num_codes=2)
+    assert with_features.codes_of("new")[0] != with_features.codes_of("i0")[0] == with_features.codes_of("i1")[0]
+    for how, message in (
+        ({"item_ids": names[1:]}, "has item 'i0', expected one of item_ids"),
+        (
+            {"item_ids": names, "features": features[:3]},
+            r"features has shape \[3, 2\], expected a row for each of 13 items",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            semantic_ids_from_histories(chains, **how)
+
+
+def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    learn = hf_gr.training.recommender.train_recommender
+
+    def watched(histories: Any, ids: Any, **how: Any) -> Any:
+        seen.update(how, histories=histories)
+        return learn(histories, ids, **how)
+
+    monkeypatch.setattr("hf_gr.training.recommender.train_recommender", watched)
+    encoder = SimpleNamespace(encode=lambda texts: np.array([[float("green" in text)] for text in texts]))
+    module = SimpleNamespace(SentenceTransformer=lambda name: encoder, __spec__="there")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    lines = ["who,what,day,title"]
+    lines += [
+        f"u{user},{(user + day) % 12},{day},tea {'red' if (user + day) % 12 < 6 else 'green'}"
+        for user in range(40)
+        for day in range(6)
+    ]
+    (tmp_path / "purchases.csv").write_text("\n".join(lines))
+    (tmp_path / "made" / "checkpoint-99").mkdir(parents=True)  # of a run that was killed
+    (tmp_path / "made" / "checkpoint-99" / "trainer_state.json").write_text("{}")
+    line = f"train {tmp_path}/purchases.csv --user who --item what --time day --text title -o {tmp_path}/made"
+    options = [part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    result = CliRunner().invoke(build_app(), [*line.split(), *options, "--max-steps", "20", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [len(history) for history in seen["histories"]] == [4] * 40  # the last two are held out
+    assert [len(history) for history in seen["validation"]] == [5] * 40
+    assert [one["name"] for one in found["evaluation"]["baselines"]] == ["popularity", "item-to-item"]
+    assert re.search(r"step 20 of 20: loss \d\.\d+, validation loss \d", result.stderr)
+    folder = tmp_path / "made"
+    card = (folder / "README.md").read_text()
+    assert all(line in card for line in (*found["purchases"], *found["training"], *found["verdict"]))
+    assert "It states neither" not in card
+    assert str(tmp_path) not in card
+    assert not list(folder.glob("checkpoint-*"))
+    assert SemanticIds.from_pretrained(folder).item_ids == list(range(12))
+    first = SemanticIds.from_pretrained(folder).codes[:, 0]
+    assert set(first[:6]).isdisjoint(first[6:])  # the texts tell them apart
+    assert len(hf_gr.recommend(folder, [[3, 4]], top_k=3)[0]) == 3
+    result = CliRunner().invoke(build_app(), line.split())
+    assert (result.exit_code, "pass overwrite=True" in result.stderr) == (2, True)
+
+
+def test_the_verdict_is_that_of_the_intervals_and_says_what_next() -> None:
+    def differing(low: float, high: float) -> Any:
+        one = SimpleNamespace(metric="recall@10", difference=(low + high) / 2, low=low, high=high)
+        names = [SimpleNamespace(name="popularity")]
+        return SimpleNamespace(cutoffs=(5, 10), results=["model"], baselines=names, difference=lambda *_: [one])
+
+    for low, high, word in ((0.01, 0.03, "better than"), (-0.01, 0.03, "level with"), (-0.03, -0.01, "worse than")):
+        told, *more = verdict_of(differing(low, high), "train longer")
+        assert told.startswith(f"{word} popularity: recall@10 ")
+        assert more == ([] if word == "better than" else ["next: train longer"])
