@@ -44,6 +44,15 @@ class SlotLayer(DynamicLayer):
             self.lazy_initialization(keys, values)
             self.keys, self.values = keys, values
 
+    @classmethod
+    def of_buffers(cls, keys: Tensor, values: Tensor, *, used: int) -> SlotLayer:
+        """A layer whose first keys are in place already."""
+        layer = cls(keys.shape[-2] - used)
+        layer.lazy_initialization(keys, values)
+        layer.buffers = Buffers(keys, values, used)
+        layer.keys, layer.values = keys[..., :used, :], values[..., :used, :]
+        return layer
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """As in transformers; the keys and values that it returns are views of the buffers."""
         if not self.is_initialized:

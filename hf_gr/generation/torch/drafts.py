@@ -33,6 +33,7 @@ from .heads import check_size
 from .layouts import layout_of, may_take_nodes, ordinary_tokens, prefilled, takes_tree
 from .logits_process import keeper_of_state
 from .models import base_model, is_patched, output_size_of
+from .prefill import prefill_in_groups
 from .prompts import prefill_with_placeholders
 from .scorers import Prompts, make_scorer
 from .sliced_head import sliced_head
@@ -100,11 +101,11 @@ class Draft(BaseDraft):
         given = kwargs = prepared.model_kwargs
         if room and run is None:
             kwargs = {**kwargs, "past_key_values": with_slots(kwargs.get("past_key_values"), room)}
+        given_prompt = (self.model, prepared.input_ids, prepared.config, kwargs)
         return Prompts(
             prepared.input_ids,
             given,
-            # Alone, by transformers' own code.
-            run or partial(internals.prefill, self.model, prepared.input_ids, prepared.config, kwargs),
+            run or partial(prefill_in_groups, *given_prompt, room=room, synced_gpus=prepared.synced_gpus),
             takes_nodes=self.scores_ahead and may_take_nodes(self.model, prepared.config, given),
             room=room,
             **of_head,
