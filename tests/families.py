@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 VOCABULARY = 64
 PAD, EOS = 1, 2
+DETAILS = {"return_dict_in_generate": True, "output_scores": True}  # what tests ask of a call
 SPECIAL = {"eos_token_id": None, "pad_token_id": PAD, "bos_token_id": None}
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SMALL | {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": 128}
@@ -47,9 +48,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen3_moe": LLAMA | MOE,
     "smollm3": WITHOUT_HEAD_DIM | {"no_rope_layers": [1, 0]},
 }
-ALIBI: dict[str, dict[str, Any]] = {
-    "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-}
+ALIBI: dict[str, dict[str, Any]] = {"bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}}
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "bart": {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
     | {"max_position_embeddings": 64, "forced_eos_token_id": None}

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from families import EOS, build
+from families import DETAILS, EOS, build
 from test_draft_head import new_head
 from transformers.generation import (
     LogitNormalization,
@@ -30,7 +30,6 @@ SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
 ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 3))
 INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 3].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS)
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 BEAMS = {"num_beams": 4, "num_return_sequences": 4, **DETAILS}
 LAYERS = {"t5": "num_layers", "bart": "decoder_layers"}
 

@@ -170,8 +170,7 @@ def test_answers_are_the_same_whatever_serves(name: str, samples: bool, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("backend", "token", "expected"),
-    [("torch", 1e-6, "trie"), ("torch", 1e-1, "none"), ("flax", 1e-6, "trie")],
+    ("backend", "token", "expected"), [("torch", 1e-6, "trie"), ("torch", 1e-1, "none"), ("flax", 1e-6, "trie")]
 )
 def test_what_is_cheap_decides(backend: str, token: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, 1e-2, token)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import EOS, FAMILIES, PAD, TRIED, VOCABULARY, build, prompts
+from families import DETAILS, EOS, FAMILIES, PAD, TRIED, VOCABULARY, build, prompts
 from test_parity import allowed_by
 from test_parity import assert_same as assert_same_beams
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
@@ -34,7 +34,6 @@ STATE_TOL = 1e-3  # hidden states of a few layers with weights of 0.25
 LENGTH = 9
 SHORTER = {"sequence_bias": [[[EOS], 8.0]]}  # answers of all lengths
 PROCESSORS = {"bad_words_ids": [[5, 3]], "repetition_penalty": 1.2, "remove_invalid_values": True, **SHORTER}
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sample": {"do_sample": True, "top_k": 10, "top_p": 0.7, "temperature": 0.7},

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import DECODERS, ENCODER_DECODERS, EOS, PAD, build, prompts, shared
+from families import DECODERS, DETAILS, ENCODER_DECODERS, EOS, PAD, build, prompts, shared
 from transformers import SynthIDTextWatermarkingConfig
 
 from hf_gr import ConstraintIndex, enable
@@ -22,7 +22,6 @@ from hf_gr.generation import messages
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 8 log-probabilities, whose forwards differ in the order of additions
 TIE_TOL = 1e-5  # what rounding explains: sequences whose scores differ by less may come in either order
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 BEAMS = {"num_beams": 5, "num_return_sequences": 5}
 LONG_PROMPT = 9  # longer than the sliding windows
 

@@ -157,10 +157,7 @@ def reference_lists(
     fits = [
         item for item in order if item in catalogue and item not in exclude and (allowed is None or item in allowed)
     ]
-    return {
-        POPULARITY: fits[:top_k],
-        ITEM_TO_ITEM: [item for item in similar if item in fits][:top_k],
-    }
+    return {POPULARITY: fits[:top_k], ITEM_TO_ITEM: [item for item in similar if item in fits][:top_k]}
 
 
 @pytest.mark.parametrize("repeats", [False, True])

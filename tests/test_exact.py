@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import EOS, build, prompts
+from families import DETAILS, EOS, build, prompts
 from reference import reference_beam_search
 from table_scorers import LONGEST, VOCABULARY, TableModel, catalogue_of, make_plan, random_rows, tables
 
@@ -23,7 +23,6 @@ from hf_gr.torch.decode import decode
 ROWS = np.unique(np.random.default_rng(0).integers(3, 40, size=(400, 4)), axis=0)
 INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences([row[: 1 + n % 4].tolist() for n, row in enumerate(ROWS)], eos_token_id=EOS)
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 TEN = {"num_return_sequences": 10, **DETAILS}
 
 
@@ -151,10 +150,7 @@ def test_beams_by_level(backend: str, index: Any) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        (
-            {"num_beams": [3, 2]},
-            r"num_beams=\[3, 2\], expected 2 beams or more on some level, and on the last one",
-        ),
+        ({"num_beams": [3, 2]}, r"num_beams=\[3, 2\], expected 2 beams or more on some level, and on the last one"),
         ({"num_beams": [0, 4]}, "num_beams has 0, expected 1 or more"),
         ({"num_beams": [4], "exact": True}, "num_beams is a list, expected a number with exact=True"),
         ({"num_beams": [4], "use_cache": False}, "widths is given, expected None in transformers' loop"),

@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 FILL = 9
 SCORER = TableScorer(VOCABULARY)
 NUM_ROWS, NUM_BEAMS = 2, 4
-FREE = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FREE = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHARED = tables(0, NUM_ROWS, vocabulary=VOCABULARY, longest=LENGTH + 1)
 
 

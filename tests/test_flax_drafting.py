@@ -128,9 +128,7 @@ def test_functions_of_users_do_what_they_do_in_pytorch(index: ConstraintIndex, h
 
 
 @pytest.mark.parametrize(
-    ("family", "how"),
-    [("qwen3", DETAILS), ("t5", BEAMS | {"drafting": "trie"})],
-    ids=["greedy", "t5-drafted"],
+    ("family", "how"), [("qwen3", DETAILS), ("t5", BEAMS | {"drafting": "trie"})], ids=["greedy", "t5-drafted"]
 )
 @SLOW
 def test_suppressed_tokens_are_arguments_of_a_program(family: str, how: dict[str, Any]) -> None:

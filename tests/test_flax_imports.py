@@ -58,10 +58,7 @@ def test_without_jax_the_error_names_the_extra(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fix"),
-    [
-        ("DraftHead", "hf_gr.flax.draft_head.DraftHead"),
-        ("ConstraintLogitsProcessor", "FlaxConstraintLogitsProcessor"),
-    ],
+    [("DraftHead", "hf_gr.flax.draft_head.DraftHead"), ("ConstraintLogitsProcessor", "FlaxConstraintLogitsProcessor")],
 )
 def test_without_torch_the_error_names_it(name: str, fix: str) -> None:
     _, error = run(BLOCKED.format(name="torch") + f"from hf_gr import {name}")

@@ -12,11 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.generation import (
-    MinPLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 pytest.importorskip("jax")
 

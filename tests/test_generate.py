@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import EOS, PAD, VOCABULARY, build, prompts, shared
+from families import DETAILS, EOS, PAD, VOCABULARY, build, prompts, shared
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -49,7 +49,6 @@ SMALL = [[5, 9, 4], [5, 9, 6], [5, 3, 3], [7, 8, 9], [7, 8, 10]]
 ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 4))
 INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 4].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS)
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 WIDE = {"num_beams": 5, "num_return_sequences": 5}
 LOOP = {"use_cache": False}  # decodes in transformers' own loop
 

@@ -12,14 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from families import EOS, build, prompts, shared
+from families import DETAILS, EOS, build, prompts, shared
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch.outputs import GRGenerateDecoderOnlyOutput
 
 FIXED = [[5, 7], [5, 8], [6, 7], [6, 7], [3, 3]]
 RAGGED = [[5], [5, 7], [5, 7, 7], [6, 5]]
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 
 
 def reference_goes_on(sequences: list[list[int]], row: list[int], eos_token_id: int | None) -> bool:

@@ -29,12 +29,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "nu
 SIGLIP = SIZES | {"model_type": "siglip_vision_model", "image_size": 8, "patch_size": 4}
 QWEN = {"depth": 1, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 4}
 QWEN |= {"spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
-PLACEHOLDERS = {
-    "image_token_id": IMAGE,
-    "video_token_id": 61,
-    "vision_start_token_id": 62,
-    "vision_end_token_id": 63,
-}
+PLACEHOLDERS = {"image_token_id": IMAGE, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": {
         "text_config": DECODERS["gemma3_text"] | SPECIAL | {"model_type": "gemma3_text"},

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import EOS, build, prompts
+from families import DETAILS, EOS, build, prompts
 
 from hf_gr import ConstraintIndex, enable, recommend
 from hf_gr.serving.engine import Engine
@@ -27,7 +27,6 @@ RAGGED = ConstraintIndex.from_sequences(
 )
 BIAS = dict(zip(IDS, np.random.default_rng(1).normal(scale=2.0, size=len(IDS)), strict=True))
 GROUPS = {item: number % 7 for number, item in enumerate(IDS) if number % 5} | {IDS[5]: None, IDS[10]: float("nan")}
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 INPUTS = prompts(3, 9, padded=True)
 EXCLUDED = [[IDS[0], IDS[9]], [], IDS[:50]]
 

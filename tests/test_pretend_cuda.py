@@ -264,6 +264,5 @@ def test_the_gpu_tests_are_rehearsed(cuda: PretendCuda, monkeypatch: pytest.Monk
         test_gpu.test_cuda_proves_as_the_cpu("qwen3", options)
     test_gpu.test_cuda_samples_are_the_cpus(6)
     test_gpu.test_cuda_drafts_change_nothing("qwen3", "trie")
-    for given in (INDEX, RAGGED):  # programs that would be graphs are filled and run on the device
-        with monkeypatch.context() as patch:
-            test_gpu.test_cuda_graphs_equal_eager("gemma3_text", BEAMS, given, test_gpu.watched(patch))
+    # Programs that would be graphs are filled and run on the device.
+    test_gpu.test_cuda_graphs_equal_eager("gemma3_text", BEAMS, RAGGED, test_gpu.watched(monkeypatch))

@@ -149,10 +149,7 @@ def test_odd_requests_are_answered_or_refused_by_name(http: httpx.Client) -> Non
 def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the engine and the application of each server would be made of."""
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        "hf_gr.serving.engine.Engine",
-        lambda _, **how: made.append(how),
-    )
+    monkeypatch.setattr("hf_gr.serving.engine.Engine", lambda _, **how: made.append(how))
     monkeypatch.setattr("hf_gr.serving.app.make_app", lambda _, **how: made[-1].update(how))
     monkeypatch.setattr("hf_gr.serving.logs.configure", lambda **_: None)
     monkeypatch.setattr("hf_gr.serving.run.run", lambda *_, **__: None)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import build
+from families import DETAILS, build
 from label_tokenizers import tokenizer_of
 from transformers import GenerationMixin
 
@@ -21,7 +21,6 @@ EOS = 0
 NAMES = {"a": [3], "ab": [3, 4], "cd": [5, 6], "cea": [5, 7, 3], "dab": [6, 3, 4]}
 INDEX = ConstraintIndex.from_sequences(list(NAMES.values()), item_ids=list(NAMES), eos_token_id=EOS)
 PROMPT = torch.tensor([[10, 11, 12], [13, 14, 15]])
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 SEVERAL = {"separator": [8, 9], "max_labels": 2}
 
 

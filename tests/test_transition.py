@@ -13,16 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from random_catalogues import (
-    EOS,
-    SPARSE,
-    TOKENS,
-    VOCABULARY,
-    check_steps,
-    random_index,
-    random_rules,
-    wide_rules,
-)
+from random_catalogues import EOS, SPARSE, TOKENS, VOCABULARY, check_steps, random_index, random_rules, wide_rules
 from table_scorers import CPU, catalogue_of
 
 from hf_gr import ConstraintIndex

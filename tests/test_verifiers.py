@@ -17,15 +17,7 @@ import pytest
 import torch
 from random_catalogues import legal_sequences, random_index, random_rules
 from reference import reference_relaxed_selection
-from table_scorers import (
-    CPU,
-    TableModel,
-    assistant_of,
-    catalogue_of,
-    noise_of,
-    relaxed_plan,
-    tables,
-)
+from table_scorers import CPU, TableModel, assistant_of, catalogue_of, noise_of, relaxed_plan, tables
 
 from hf_gr import ConstraintIndex
 from hf_gr.core.beam import DEAD

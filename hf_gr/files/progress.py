@@ -20,12 +20,7 @@ logger = logging.getLogger("hf_gr.progress")
 
 @contextmanager
 def progress_bar(
-    title: str,
-    total: Callable[[], int | None],
-    *,
-    unit: str,
-    shown: bool,
-    finished: Callable[[], int] | None = None,
+    title: str, total: Callable[[], int | None], *, unit: str, shown: bool, finished: Callable[[], int] | None = None
 ) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal or in a notebook; elsewhere lines of the logger `hf_gr.progress`, at level INFO.
 

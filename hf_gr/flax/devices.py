@@ -113,14 +113,7 @@ def decode_on_mesh(
         plan = replace(plan, rows_axis=DATA)
     given = (params, catalogue, prompt, plan, noise, draft_params)
     rows = P(DATA)
-    where: dict[str, Any] = {
-        "trie": P(),
-        "alive": P(),
-        "rule_of_row": rows,
-        "hidden": rows,
-        "bias": P(),
-        "groups": P(),
-    }
+    where = dict.fromkeys(("trie", "alive", "bias", "groups"), P()) | dict.fromkeys(("rule_of_row", "hidden"), rows)
     of_catalogue = replace(
         catalogue, **{name: None if getattr(catalogue, name) is None else at for name, at in where.items()}
     )

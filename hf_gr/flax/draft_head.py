@@ -1,15 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head: semantic IDs from the hidden states of one prefill, without another call of the model. Knows no trie.
-
-The prompt ends with placeholders, one a level. Their hidden states give the head its position, a recurrent state
-what it has chosen so far:
-
-    s_1 = h_0;  p_l = logit_head_l(h_l + s_l);  s_{l+1} = transition_l(s_l, embedding_l(t_l))
+"""A draft head, as that of `hf_gr.torch.draft_head`, which tells what it computes. Knows no trie.
 
 Heads are trained in PyTorch (`hf_gr.training.DraftHeadTrainer`); here they decode.
-
-Source: NEZHA, equations 1 to 3; the sum, the tanh cell and the head's own embeddings are those of its code.
 
 Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l, V vocabulary.
 """

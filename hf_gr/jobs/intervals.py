@@ -90,12 +90,7 @@ class UserValues:
 
 
 def bootstrap(
-    values: NDArray[np.float64],
-    counts: Any,
-    sizes: NDArray[np.float64],
-    *,
-    num_resamples: int,
-    seed: int,
+    values: NDArray[np.float64], counts: Any, sizes: NDArray[np.float64], *, num_resamples: int, seed: int
 ) -> list[tuple[float, float]]:
     """M pairs of bounds, between which `CONFIDENCE` of the resampled means over rows lie.
 

@@ -24,7 +24,7 @@ import torch
 from architectures import NAMES, build_small
 from brute_force import Processor, check_rows, requests_of
 from draws import FORMS, Batch, Catalogue, pick
-from families import EOS, FAMILIES, PAD, VOCABULARY, build, limited, prompts
+from families import DETAILS, EOS, FAMILIES, PAD, VOCABULARY, build, limited, prompts
 from test_parity import allowed_by, assert_same
 from test_parity import catalogue as catalogue_of
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -33,7 +33,6 @@ from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
 
 # In addition to the listed families: one that is tried before it is trusted, and one with a recurrent state.
 KNOWN = sorted([*FAMILIES, "gpt_neo", "mamba"])
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 DRAFTS = ("drafting", "assistant_model", "verification", "draft_token_budget", "num_assistant_tokens")
 NO_CACHE = ("bloom", "gpt_neo", "mamba")  # decode in transformers' loop
 NO_SDPA = ("bloom", "gemma2", "gpt_neo", "gptj", "mamba", "mpt")
