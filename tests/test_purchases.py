@@ -94,7 +94,7 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
 
     def watched(histories: Any, ids: Any, **how: Any) -> Any:
         seen.update(how, histories=histories)
-        return learn(histories, ids, **how)
+        return learn(histories, ids, **how | {"learning_rate": 0.5, "logging_steps": 1})  # it soon gets worse
 
     monkeypatch.setattr("hf_gr.training.recommender.train_recommender", watched)
     encoder = SimpleNamespace(encode=lambda texts: np.array([[float("green" in text)] for text in texts]))
@@ -117,7 +117,10 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
     assert [len(history) for history in seen["histories"]] == [4] * 40  # the last two are held out
     assert [len(history) for history in seen["validation"]] == [5] * 40
     assert [one["name"] for one in found["evaluation"]["baselines"]] == ["popularity", "item-to-item"]
-    assert re.search(r"step 20 of 20: loss \d\.\d+, validation loss \d", result.stderr)
+    assert re.search(r"step \d of 20: loss \d\.\d+, validation loss \d", result.stderr)
+    last, best = re.match(r"trained (\d+) steps, .* kept those of step (\d+),", found["training"][1]).groups()
+    assert int(last) > int(best)
+    assert f"since step {best} was the best" in found["verdict"][-1]
     folder = tmp_path / "made"
     card = (folder / "README.md").read_text()
     assert all(line in card for line in (*found["purchases"], *found["training"], *found["verdict"]))

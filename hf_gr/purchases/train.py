@@ -171,6 +171,7 @@ def train(
         overwrite=overwrite,
         seed=seed,
         progress=progress,
+        save_total_limit=2,  # with 1, the Trainer removes the last one
         **{"max_steps": max_steps, "per_device_train_batch_size": batch_size, "learning_rate": 3e-3} | arguments,
     )
     state = _take_state(output)
