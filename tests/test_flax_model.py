@@ -178,7 +178,7 @@ def test_padding_may_be_on_the_right_and_a_row_of_it_is_finite() -> None:
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (32, 20), (16, 64), (8, 9), (64, 500)])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (32, 20), (8, 9)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_relative_positions_have_the_buckets_of_transformers(
     num_buckets: int, max_distance: int, is_causal: bool

@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hf_gr.jobs.evaluate import evaluate
-from hf_gr.jobs.show import as_text
 
 if TYPE_CHECKING:
     from hf_gr.jobs.results import Evaluation
@@ -54,7 +53,7 @@ class Trained:
         return json.dumps(found)
 
     def __repr__(self) -> str:
-        parts = (self.purchases, self.training, [as_text(self.evaluation)], self.verdict)
+        parts = (self.purchases, self.training, [repr(self.evaluation)], self.verdict)
         return "\n\n".join("\n".join(lines) for lines in parts)
 
 
