@@ -22,7 +22,7 @@ from cpu_graphs import capture
 from families import EOS, FAMILIES, build, prompts
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch import captured, mixin
+from hf_gr.generation.torch import captured, mixin, prefill, sliced_head
 from hf_gr.torch.graphs import CannotCapture, Captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -79,13 +79,17 @@ EXACT: dict[str, dict[str, Any]] = {
     "exact, ragged": {"exact": True, "constraint_index": RAGGED, "length_penalty": -1.0, **GROUPS},
     "exact samples": {"exact": True, "do_sample": True, "top_k": 0, "seed": [3, 4, 5]},
     "beams, values": {"item_bias": BIAS, **GROUPS, **BEAMS},
+    "greedy": {"num_return_sequences": 1},
+    "beams among legal tokens": {"renormalize_logits": True, **BEAMS},
     "widths": {"num_beams": [4, 8, 6, 6], "exclude_items": [[0, 1, 2], [5], []]},
 }
 
 
 @pytest.mark.parametrize("options", EXACT.values(), ids=EXACT)
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
-def test_cuda_proves_as_the_cpu(family: str, options: dict[str, Any]) -> None:
+def test_cuda_proves_as_the_cpu(family: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced_head, "MOST", 1.0)
+    monkeypatch.setattr(prefill, "OF_A_FORWARD_ELSEWHERE", 2)
     model, inputs = enable(build(family)), prompts(3, 9, padded=True)
     options = {"constraint_index": INDEX, "num_return_sequences": 6, **DETAILS} | options
     expected = model.generate(**inputs, **options)
