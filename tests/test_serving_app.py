@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import threading
+import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_fake import FakeEngine, httpx, in_loop
+from serving_fake import FakeEngine, Log, httpx, in_loop
 
 from hf_gr import ConstraintIndex
 
 pytest.importorskip("fastapi")
 from hf_gr.serving import app as app_module
 from hf_gr.serving import logs
-from hf_gr.serving.app import MOST_AT_ONCE, MOST_CHANGES, make_app
+from hf_gr.serving.app import MOST_AT_ONCE, MOST_CHANGES, MOST_LISTED, make_app
 from hf_gr.serving.errors import Refused, read_message
 from hf_gr.serving.middleware import Limits
 from hf_gr.serving.schemas import CataloguePatch, RecommendRequest, read_body
@@ -242,6 +243,29 @@ async def test_too_many_requests_in_flight() -> None:
         assert (await http.get("/healthz")).status_code == 200
         assert [response.status_code for response in await asyncio.gather(*slow)] == [200, 200]
         assert (await http.post(**ask(history=["B01"]))).status_code == 200
+
+
+@in_loop
+async def test_a_long_list_keeps_nobody_else() -> None:
+    """Its reading, some milliseconds for each request, stopped the server, and many lists stopped it for minutes."""
+    engine, clock, log = FakeEngine(), asyncio.get_running_loop().time, Log()
+    engine.observers.append(log)
+    log.computed = lambda _: time.sleep(0.002)
+    async with client(engine) as http:
+        begun, body = clock(), [{"history": ["B01"]}] * MOST_AT_ONCE
+        many = asyncio.create_task(http.post("/v1/recommend", json=body))
+        await asyncio.sleep(0.05)
+        assert (await http.post(**ask(history=["B01"]))).status_code == 200
+        assert (clock() - begun < 0.4, many.done()) == (True, False)
+        assert len((await many).json()) == MOST_AT_ONCE
+        late = (await http.post("/v1/recommend", json=[body[0] | {"timeout_ms": 60}] * 99)).json()
+        assert ("items" in late[0], late[98]["error"]["status"]) == (True, 504)
+        slow = [{"history": ["slow"], "timeout_ms": 500}] * MOST_AT_ONCE
+        lists = await asyncio.gather(
+            *(http.post("/v1/recommend", json=slow) for _ in range(MOST_LISTED // MOST_AT_ONCE + 1))
+        )
+        assert sorted(one.status_code for one in lists) == [200] * 16 + [503]
+        assert (await http.post("/v1/recommend", json=slow[:1])).status_code == 200
 
 
 # Keys

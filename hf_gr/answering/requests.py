@@ -63,10 +63,10 @@ def item_list(items: Any, name: str, snapshot: Snapshot) -> list[Any]:
     """Item ids of the catalogue's type."""
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
         raise ValueError(f"{name}={shown(items)}, expected a list of item ids")
-    listed = [item.item() if hasattr(item, "item") else item for item in items]
+    listed, are_strings = [item.item() if hasattr(item, "item") else item for item in items], snapshot.are_strings
     for item in listed:
-        if not (isinstance(item, str) if snapshot.are_strings else is_integer(item) and -(2**63) <= item < 2**63):
-            kind = "strings" if snapshot.are_strings else "integers"
+        if not (isinstance(item, str) if are_strings else is_integer(item) and -(2**63) <= item < 2**63):
+            kind = "strings" if are_strings else "integers"
             raise ValueError(f"{name} has {shown(item)}, expected {kind} as the catalogue's item ids are")
     return listed
 

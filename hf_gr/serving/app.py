@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from html import escape
 from typing import Any, TypeVar
 
@@ -49,11 +49,13 @@ except ImportError as missing:
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
 
-from .answers import Classification, Closed, Overloaded, Recommendation
+from .answers import Classification, Closed, Overloaded, Recommendation, TooLate
 from .catalogues import Update
 from .logs import log
 
-MOST_AT_ONCE = 256  # requests in one call
+MOST_AT_ONCE, MOST_LISTED = 256, 4096  # requests in one call, and in all calls with several
+SLICE = 4  # requests of a list that are read before others have their turn
+PAUSE = 3.0  # times as long as that took, before the next ones
 CHANGES_AT_ONCE, MOST_CHANGES = 4, 16  # of the catalogue: begun, and with those that wait
 DOCS_HEADERS = {"content-type": "text/html; charset=utf-8", "content-security-policy": "default-src 'none'"}
 LARGE = 2**16  # bytes of a body that is read in a thread
@@ -161,6 +163,7 @@ class Server:
         self._drain_timeout = drain_timeout
         # Threads of their own, which may wait for a lock or the Hub: others need the event loop's.
         self._changing, self._num_changes = ThreadPoolExecutor(CHANGES_AT_ONCE, "hf_gr change"), 0
+        self.reading, self._num_listed = asyncio.Lock(), 0  # one list at a time
         engine.observers.append(self.metrics)
 
     @asynccontextmanager
@@ -210,6 +213,17 @@ class Server:
     def _changed(self, future: asyncio.Future[None]) -> None:
         self._num_changes -= 1
 
+    @contextmanager
+    def listed(self, number: int) -> Iterator[None]:
+        """Refuse a list of so many requests where lists have too many already."""
+        if self._num_listed + number > MOST_LISTED:
+            raise Overloaded(f"lists with {self._num_listed} requests wait already: retry later", retry_after=1.0)
+        self._num_listed += number
+        try:
+            yield
+        finally:
+            self._num_listed -= number
+
     def catalogue(self) -> CatalogueState:
         """The catalogue as it is."""
         edition = self.engine.catalogue.edition
@@ -245,7 +259,7 @@ def _add_questions(app: FastAPI, server: Server, to_ask: list[Any]) -> None:
 
     def add(path: str, kind: Any, answer: Any, ask: Callable[[Any], Coroutine[Any, Any, Any]], about: str) -> None:
         async def question(request: Request) -> Response:
-            return await _answer(request, kind, ask)
+            return await _answer(server, request, kind, ask)
 
         app.post(
             path,
@@ -361,43 +375,54 @@ def _swap(catalogue: Any, body: CataloguePut) -> None:
         raise Refused(422, told) from failure
 
 
-async def _answer(request: Request, kind: Any, ask: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]) -> Response:
+async def _answer(
+    server: Server, request: Request, kind: Any, ask: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
+) -> Response:
     """Ask for one request or each of a list, as long as the client waits."""
     body = await request.body()
     given = await asyncio.to_thread(_read, kind, body) if len(body) > LARGE else _read(kind, body)
     if not isinstance(given, list):
         return _json(await _while_waiting(request, ask(given)))
+    clock = asyncio.get_running_loop().time
+    arrived = clock()
 
-    async def ask_one(value: Any) -> dict[str, Any]:
+    async def ask_one(number: int) -> dict[str, Any]:
         try:
-            if isinstance(value, Exception):
-                raise value
-            return await ask(value)
+            one = read_body(kind, given[number], at=f"[{number}]")
+            if one.timeout_ms is not None:
+                one.timeout_ms -= round(1e3 * (clock() - arrived))
+                if one.timeout_ms <= 0:
+                    raise TooLate("the deadline passed before the request was read: raise timeout_ms")
+            return await ask(one)
         except Exception as failure:
             told = describe(failure)
             if told.status == 500:
                 log("failed", level=logging.ERROR, error=failure)
             return {"error": told.error.model_dump(exclude_none=True) | {"status": told.status}}
 
-    return _json(await _while_waiting(request, asyncio.gather(*map(ask_one, given))))
+    async def ask_all() -> list[dict[str, Any]]:
+        asked = []
+        async with asyncio.TaskGroup() as tasks, server.reading:
+            for start in range(0, len(given), SLICE):
+                asked += [tasks.create_task(ask_one(number)) for number in range(len(given))[start : start + SLICE]]
+                begun = clock()
+                await asyncio.sleep(0)  # they are read
+                await asyncio.sleep(PAUSE * (clock() - begun))  # the workers need Python as well
+        return [task.result() for task in asked]
+
+    with server.listed(len(given)):
+        return _json(await _while_waiting(request, ask_all()))
 
 
 def _read(kind: Any, body: bytes) -> Any:
-    """A request, or a list of requests and of errors where one is wrong."""
+    """A request, or a list of what may be some."""
     value = read_json(body)
     if not isinstance(value, list):
         return read_body(kind, value)
     if not 1 <= len(value) <= MOST_AT_ONCE:
         expected = f"1 to {MOST_AT_ONCE} in a list"
         raise wrong("body", f"{len(value)} requests", expected, "divide it into several calls")
-
-    def read_one(number: int, value: Any) -> Any:
-        try:
-            return read_body(kind, value, at=f"[{number}]")
-        except Refused as refused:
-            return refused
-
-    return list(map(read_one, range(len(value)), value))
+    return value
 
 
 async def _while_waiting(request: Request, work: Awaitable[T]) -> T:
