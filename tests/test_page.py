@@ -33,6 +33,7 @@ from hf_gr.serving.run import bind
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SEQUENCES = [[3 + a, 7 + b, 11 + c] for a in range(4) for b in range(4) for c in range(2)]
 TITLES = {str(item): f"Film {item}" for item in range(len(SEQUENCES))} | {"0": "Heat <b>1995</b>", "7": "The Heat"}
+TITLES |= {str(item): f"{item} {'WWWWWWWWW ' * 4}W" for item in range(9, 14)}  # wide
 
 
 def make_engine() -> Engine:
@@ -155,6 +156,10 @@ def visit(request: pytest.FixtureRequest) -> Iterator[Any]:
     assert said == []
 
 
+def focused(visit: Any) -> str:
+    return visit.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.tagName")
+
+
 def test_a_visitor_asks_makes_a_rule_and_changes_the_catalogue(visit: Any) -> None:
     def titles() -> list[str]:
         return [line.split("\n")[0] for line in visit.locator("#items li").all_inner_texts()]
@@ -184,13 +189,26 @@ def test_a_visitor_asks_makes_a_rule_and_changes_the_catalogue(visit: Any) -> No
     assert titles() == expected
 
     # The best item leaves the catalogue: the next answer is without it, and with it again when it is added.
-    best = titles()[0]
-    after(lambda: visit.get_by_role("button", name=f"Remove {best} from the catalogue").click())
+    best, second = titles()[:2]
+    for answers in (["Tab", "Escape"], ["Enter"]):  # who only looks what the button does has not removed it
+        visit.get_by_role("button", name=f"Remove {best} from the catalogue").focus()
+        visit.keyboard.press("Enter")
+        visit.get_by_role("dialog").filter(has_text=f"Remove {best} from the catalogue, for all").wait_for()
+        for key in answers:
+            visit.keyboard.press(key)
+        visit.get_by_role("dialog").wait_for(state="hidden")
+    assert visit.locator("#catalogue").inner_text().endswith("version 0")
+    visit.keyboard.press("Enter")
+    visit.keyboard.press("Shift+Tab")
+    after(lambda: visit.keyboard.press("Enter"))
     visit.locator("#catalogue", has_text="31 items, version 1").wait_for()
     assert titles() == [*expected[1:], TITLES[str(answer["items"][10])]]
+    assert focused(visit) == f"Remove {second} from the catalogue"  # which is at its place now
     after(lambda: visit.get_by_role("button", name=f"Add {best} again").click())
     visit.locator("#catalogue", has_text="32 items, version 2").wait_for()
     assert titles() == expected
+
+    assert focused(visit) == "Search an item by title"  # nothing else is left to add again
 
     # A rule, on and off.
     visit.get_by_label("Name").fill("the ones")
@@ -209,3 +227,27 @@ def test_a_visitor_asks_makes_a_rule_and_changes_the_catalogue(visit: Any) -> No
     visit.get_by_label("Name").fill("none")
     visit.get_by_role("button", name="Make rule").click()
     visit.get_by_role("alert").filter(has_text="No title has “unheard of”").wait_for()
+    assert visit.locator("#results.stale").count() == 0
+    visit.evaluate("() => { window.fetch = () => Promise.reject() }")
+    visit.get_by_role("spinbutton", name="Beams").fill("21")
+    visit.get_by_role("spinbutton", name="Beams").press("Enter")
+    visit.locator("#results.stale").wait_for()  # what is shown is of an earlier question
+    visit.get_by_role("button", name="Remove Heat <b>1995</b> from the history").press("Enter")
+    assert (visit.locator("#results").is_visible(), focused(visit)) == (False, "Search an item by title")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_results_are_seen_whole_and_before_the_controls(visit: Any, width: int) -> None:
+    visit.set_viewport_size({"width": width, "height": 900})
+    assert visit.locator("h2:visible").all_inner_texts() == ["History", "Request", "Rules", "Removed"]  # none is empty
+    visit.get_by_role("combobox", name="Search an item by title").fill("heat")
+    visit.get_by_role("option", name="The Heat").click()
+    visit.locator("#items[aria-busy=false] li").first.wait_for()
+    top = {name: visit.locator(name).bounding_box()["y"] for name in (".history", "#results", ".controls")}
+    assert (top[".history"] < top["#results"], top["#results"] < top[".controls"]) == (width < 760, True)
+    tree = visit.locator("#tree svg").bounding_box()
+    for leaf in visit.locator("#tree .leaf").all():
+        box = leaf.bounding_box()
+        assert box["x"] + box["width"] <= tree["x"] + tree["width"]
+    assert visit.evaluate("document.documentElement.scrollWidth") == width  # sideways the tree alone scrolls
+    assert visit.locator("#items .score").first.bounding_box()["x"] < width - 60

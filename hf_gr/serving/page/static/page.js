@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page: what is asked, what is shown. Titles go into text, never into HTML.
 
-import { beamsOf, drawTree } from "./tree.js";
+import { beamsOf, drawTree, fit } from "./tree.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 10, WAIT = 150; // items of the list; milliseconds between a key and a search
@@ -20,6 +20,7 @@ async function send(method, path, body, key = "api-key") {
   try {
     response = await fetch(`../${path}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
+    $("results").classList.add("stale");
     throw new Error("The server does not answer: is it still running?");
   }
   const answer = await response.json().catch(() => ({}));
@@ -64,6 +65,21 @@ function button(text, label, act) {
   return made;
 }
 
+/** Replace a list; the focus stays at its place in it, or goes to the search where nothing is left. */
+function fill(list, lines) {
+  const old = [...list.children], place = old.findIndex((line) => line.contains(document.activeElement));
+  const which = place < 0 ? -1 : [...old[place].querySelectorAll("button")].indexOf(document.activeElement);
+  list.replaceChildren(...lines);
+  if (place >= 0) (lines[Math.min(place, lines.length - 1)]?.querySelectorAll("button")[which] ?? $("search")).focus();
+}
+
+function sure(text) {
+  $("sure-text").textContent = text;
+  $("sure").returnValue = "no";
+  $("sure").showModal();
+  return new Promise((done) => $("sure").addEventListener("close", () => done($("sure").returnValue === "yes"), { once: true }));
+}
+
 const ms = (seconds) => `${(1e3 * seconds).toFixed(seconds < 0.0995 ? 1 : 0)} ms`;
 
 // The answer -------------------------------------------------------------------------------------------------------
@@ -77,21 +93,21 @@ async function ask() {
   const body = { history: items, num_beams: beams, num_results: beams, sequences: true };
   if ($("rule").value) body.rule = $("rule").value;
   if ($("exclude").checked) body.exclude = [...new Set(items)];
-  await attempt(async () => {
+  const done = await attempt(async () => {
     const begun = performance.now();
     const answer = await send("POST", "v1/recommend", body);
     const seconds = (performance.now() - begun) / 1e3;
     const titles = await named([...new Set([...answer.items, ...(answer.dropped ?? [])])]);
     if (number === asked) show(answer, titles, seconds); // not what a later question has replaced
+    return true;
   });
-  if (number === asked) $("items").setAttribute("aria-busy", "false");
+  if (number !== asked) return;
+  $("results").classList.toggle("stale", !done); // of an earlier question
+  $("items").setAttribute("aria-busy", "false");
 }
 
 function showNothing() {
-  $("items").replaceChildren();
-  $("tree").replaceChildren();
-  $("times").replaceChildren();
-  $("notes").textContent = "";
+  $("results").hidden = true;
   $("items").setAttribute("aria-busy", "false");
 }
 
@@ -103,8 +119,10 @@ function show(answer, found, seconds) {
   if (answer.num_cut) notes.push(`${answer.num_cut} of the history were cut to fit the model`);
   if (!answer.items.length) notes.push("no item is allowed");
   $("notes").textContent = `${notes.join("; ")}.`;
-  $("items").replaceChildren(
-    ...answer.items.slice(0, SHOWN).map((item, number) => {
+  $("results").hidden = false;
+  fill(
+    $("items"),
+    answer.items.slice(0, SHOWN).map((item, number) => {
       const title = titles.get(item), score = answer.scores?.[number];
       const one = { item_id: item, title, sequence: answer.sequences?.[number] ?? null };
       const line = row(title, make("span", score === undefined ? "" : score.toFixed(3), { className: "score" }));
@@ -113,7 +131,10 @@ function show(answer, found, seconds) {
       return line;
     }),
   );
-  $("tree").replaceChildren(drawTree(answer.scores && answer.sequences ? beamsOf(answer, titles) : []));
+  const beams = answer.scores && answer.sequences ? beamsOf(answer, titles) : [];
+  $("tree").parentElement.hidden = !beams.length;
+  $("tree").replaceChildren(drawTree(beams));
+  if (beams.length) fit($("tree").firstChild);
   showTimes(answer, seconds);
 }
 
@@ -145,8 +166,9 @@ function add(one) {
 
 function showHistory() {
   $("history-empty").hidden = history.length > 0;
-  $("history").replaceChildren(
-    ...history.map((one, number) =>
+  fill(
+    $("history"),
+    history.map((one, number) =>
       row(
         one.title,
         button("×", `Remove ${one.title} from the history`, () => {
@@ -213,8 +235,9 @@ function showCatalogue(state) {
   const chosen = $("rule").value, names = Object.keys(state.rules);
   $("rule").replaceChildren(make("option", "none", { value: "" }), ...names.map((name) => make("option", name, { value: name })));
   $("rule").value = names.includes(chosen) ? chosen : "";
-  $("rules").replaceChildren(
-    ...names.map((name) =>
+  fill(
+    $("rules"),
+    names.map((name) =>
       row(
         `${name}: ${state.rules[name].toLocaleString("en")} items`,
         button("delete", `Delete the rule ${name}`, () => change({ rules: { [name]: null } })),
@@ -225,14 +248,16 @@ function showCatalogue(state) {
 }
 
 async function remove(one) {
+  if (!(await sure(`Remove ${one.title} from the catalogue, for all who use this server?`))) return;
   if (await change({ remove: [one.item_id] })) removed.set(one.item_id, one);
   showRemoved();
 }
 
 function showRemoved() {
   $("removed-empty").hidden = removed.size > 0;
-  $("removed").replaceChildren(
-    ...[...removed.values()].map((one) =>
+  fill(
+    $("removed"),
+    [...removed.values()].map((one) =>
       row(
         one.title,
         button("add again", `Add ${one.title} again`, async () => {

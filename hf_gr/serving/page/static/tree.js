@@ -95,3 +95,10 @@ export function drawTree(beams) {
   if (beams.length) draw(root);
   return svg;
 }
+
+/** Make a tree on the page as wide as its longest title. */
+export function fit(svg) {
+  const { x, width } = svg.getBBox(), { height } = svg.viewBox.baseVal, most = Math.ceil(x + width) + 8;
+  svg.setAttribute("viewBox", `0 0 ${most} ${height}`);
+  svg.setAttribute("width", most);
+}
