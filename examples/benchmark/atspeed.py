@@ -44,7 +44,6 @@ from torch import Tensor
 from transformers import TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
-from hf_gr.demo.compare import make_prompts
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import (
     AtSpeedTrainer,
@@ -54,6 +53,7 @@ from hf_gr.training import (
     train_recommender,
     write_teacher_data,
 )
+from hf_gr.training.packing import pad_prompts
 
 BASE, RANDOM, TRIE, BOTH = "before alignment", "random weights", "trie", "SeqKD and trie"
 NUM_DRAFT_BEAMS, GAMMA = 40, 4
@@ -217,9 +217,9 @@ class Workshop:
 
     def ask(self, batch: Sequence[int], num_beams: int, settings: dict[str, Any]) -> tuple[Any, Tensor]:
         """What the target answers to a batch of rows, and the answers' tokens."""
-        histories = [self.rows[row].history[-self.length :] for row in batch]
-        fill = self.target.config.pad_token_id
-        prompt = make_prompts(histories, self.study.tokens, num_films=self.length, pad_token_id=fill)
+        prompts = [self.study.tokens[self.rows[row].history[-self.length :]].ravel() for row in batch]
+        ids, mask = pad_prompts(prompts, pad_token_id=self.target.config.pad_token_id, side="left")
+        prompt = {"input_ids": ids, "attention_mask": mask}
         seed = {"seed": batch[0]} if settings.get("do_sample") else {}
         widths = {"num_beams": num_beams, "num_return_sequences": num_beams}
         how = {"constraint_index": self.study.index, "return_dict_in_generate": True}

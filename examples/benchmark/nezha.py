@@ -44,9 +44,10 @@ from torch.utils.data import Subset
 from transformers import TrainingArguments, set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from hf_gr.demo.compare import make_prompts, same_answers
+from hf_gr.demo.compare import same_answers
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import DraftHeadTrainer, InteractionDataset, train_recommender
+from hf_gr.training.packing import pad_prompts
 
 BACKBONE, FURTHER, ALONE = "backbone", "backbone-further", "nezha-alone"
 # Arguments of `add_draft_head`: NEZHA, the independent heads of MTP, and the ablations of the paper's section 4.3.
@@ -158,9 +159,9 @@ class Bench:
         self, model: Any, rows: Sequence[Row], num_beams: int, *, is_constrained: bool = True, **settings: Any
     ) -> Any:
         """One call; all beams are returned, and the prompt's width."""
-        histories = [row.history for row in rows]
-        fill = model.config.pad_token_id
-        prompt = make_prompts(histories, self.study.tokens, num_films=self.window, pad_token_id=fill)
+        prompts = [self.study.tokens[row.history[-self.window :]].ravel() for row in rows]
+        ids, mask = pad_prompts(prompts, pad_token_id=model.config.pad_token_id, side="left")
+        prompt = {"input_ids": ids, "attention_mask": mask}
         catalogue: dict[str, Any] = {"constraint_index": self.study.index}
         if not is_constrained:  # False: a backbone has its catalogue beside it, and would take that
             catalogue = {"constraint_index": False, "max_new_tokens": self.study.index.max_length}
