@@ -61,16 +61,9 @@ def generate(model: Any, index: ConstraintIndex, **how: Any) -> Any:
     return model.generate(torch.tensor([IDS.encode(HISTORY)]), constraint_index=index, num_beams=2, **how)
 
 
-def head_of(ids: SemanticIds) -> Any:
-    return small_recommender(ids, hidden_size=8).add_draft_head(ids, use_placeholders=False)
-
-
-def data_of(ids: SemanticIds) -> InteractionDataset:
-    return InteractionDataset.from_histories([ids.item_ids[:3]], ids, max_items=2)
-
-
 def train_head(model: Any, ids: SemanticIds, folder: Path) -> None:
-    DraftHeadTrainer(model=model, args=TrainingArguments(str(folder), **ARGS), train_dataset=data_of(ids))
+    data = InteractionDataset.from_histories([ids.item_ids[:3]], ids, max_items=2)
+    DraftHeadTrainer(model=model, args=TrainingArguments(str(folder), **ARGS), train_dataset=data)
 
 
 def train_draft(draft: Any, folder: Path) -> Any:
@@ -81,7 +74,7 @@ def train_draft(draft: Any, folder: Path) -> Any:
 
 
 def with_head(model: Any, ids: SemanticIds) -> Any:
-    model.add_draft_head(head_of(ids))
+    model.add_draft_head(small_recommender(ids, hidden_size=8).add_draft_head(ids, use_placeholders=False))
     return model
 
 

@@ -112,11 +112,6 @@ def assert_same(theirs: Any, ours: Any, num_return_sequences: int = 1) -> None:
     assert assert_same_beams(theirs, ours, num_return_sequences)
 
 
-def keep_first_beams(out: Any, num_beams: int) -> None:
-    """At the first step all beams are equal, and only the first one counts."""
-    out.scores = (out.scores[0][::num_beams], *out.scores[1:])
-
-
 # The loops
 
 
@@ -154,8 +149,8 @@ def test_our_own_outputs(family: str, mode: str, ragged: bool) -> None:
         assert cache.get_seq_length() == prompt_length(model, options)
         assert all(len(layer.keys) == 2 for layer in getattr(cache, "self_attention_cache", cache).layers)
     if not ragged:
-        for out in (theirs, ours):
-            keep_first_beams(out, options.get("num_beams", 1))
+        for out in (theirs, ours):  # at the first step all beams are equal, and only the first one counts
+            out.scores = (out.scores[0][:: options.get("num_beams", 1)], *out.scores[1:])
         torch.testing.assert_close(ours.scores, theirs.scores, atol=SCORE_TOL, rtol=SCORE_TOL)
         torch.testing.assert_close(ours.logits, theirs.logits, atol=STATE_TOL, rtol=STATE_TOL)
 

@@ -146,10 +146,6 @@ def legal_after(length: int, end: list[int] | None = None) -> dict[str, Any]:
     return {"max_new_tokens": 4, "prefix_allowed_tokens_fn": legal}
 
 
-def stops_after(token: int) -> list[Any]:
-    return [lambda tokens, scores, **kwargs: tokens[:, -1] == token]
-
-
 @pytest.mark.parametrize("num_beams", [1, 5])
 def test_a_users_logits_processor_sees_the_constraint_applied(num_beams: int) -> None:
     model, token, seen = enabled(), int(ROWS[17, 1]), []
@@ -169,7 +165,7 @@ def test_a_users_logits_processor_sees_the_constraint_applied(num_beams: int) ->
 def test_a_users_stopping_criterion_ends_sequences_as_in_transformers(num_beams: int) -> None:
     model, common = enabled(), {**prompts(2, 5), "num_beams": num_beams, "pad_token_id": PAD}
     token = int(model.generate(**common, constraint_index=INDEX)[0, 6])
-    common |= {"stopping_criteria": stops_after(token)}
+    common |= {"stopping_criteria": [lambda tokens, scores, **kwargs: tokens[:, -1] == token]}
     if num_beams == 1:  # transformers fills finished greedy rows only if there is an end token
         common["eos_token_id"] = EOS
     out = model.generate(**common, constraint_index=INDEX)

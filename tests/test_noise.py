@@ -64,22 +64,16 @@ def test_bad_seeds_are_refused(seed: Any, message: str) -> None:
 # The hash
 
 
-def beams_of(sequences: torch.Tensor) -> Beams:
-    return Beams(ops, sequences, sequences, torch.zeros(sequences.shape[:2]), torch.zeros(sequences.shape[:2]).long())
-
-
-def children_of(tokens: torch.Tensor) -> Children:
-    return Children(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
-
-
 def noise(
     seeds: Any, sequences: Any, tokens: Any, *, kind: str = "uniform", stream: int = 0, independent: bool = False
 ) -> torch.Tensor:
     """`[B, K, C]`."""
-    made, beams = Noise(torch.as_tensor(seeds)), beams_of(torch.as_tensor(sequences))
-    made = made.stream(stream) if stream else made
-    paths = paths_of(beams) if independent else None
-    return getattr(made, kind)(beams, children_of(torch.as_tensor(tokens)), paths=paths)
+    made, sequences, tokens = (torch.as_tensor(given) for given in (seeds, sequences, tokens))
+    made = Noise(made).stream(stream) if stream else Noise(made)
+    none = torch.zeros(sequences.shape[:2])
+    beams = Beams(ops, sequences, sequences, none, none.long())
+    children = Children(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
+    return getattr(made, kind)(beams, children, paths=paths_of(beams) if independent else None)
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])

@@ -20,10 +20,6 @@ def answers_of(notebook: nbformat.NotebookNode) -> list[int]:
     return [sum(output.get("name") != "stderr" for output in outputs) for outputs in cells]
 
 
-def run(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    return NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(folder)}}).execute()
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # other tests run beside this one
@@ -31,4 +27,5 @@ def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     nbformat.validate(notebook)
     # What a reader sees on GitHub was made by these cells.
     saved = answers_of(notebook)  # running replaces them
-    assert answers_of(run(notebook, tmp_path)) == saved
+    NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert answers_of(notebook) == saved
