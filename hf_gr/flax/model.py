@@ -100,7 +100,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         self._facts: Any = Facts(tuple(arrays), config=config, spec=spec, generation_config=None, commit=None)
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # noqa: D417
         cls,
         repo_or_dir: str | Path,
         *,
@@ -114,14 +114,9 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         """Load a checkpoint from a folder or the Hub: one or several safetensors, as transformers saves them.
 
         Args:
-            repo_or_dir: folder or repository id.
-            revision: branch, tag or commit of the repository.
-            token: access token of the Hub, or True for the stored one.
-            cache_dir: where downloads are kept; the Hub's own cache by default.
-            local_files_only: use only what is cached.
-            subfolder: folder inside `repo_or_dir`.
             dtype: what to convert parameters to: "float32", "bfloat16" or "float16", as a name or as jax.numpy's; None
                 or "auto" for the checkpoint's own.
+            all others: as for `ConstraintIndex.from_pretrained`.
 
         Raises:
             ValueError: no checkpoint there; a tensor that is missing, unexpected or of the wrong shape.

@@ -53,12 +53,6 @@ def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
 
 
 def from_config(config: Any, *, dtype: Any = None, rngs: Any = None) -> Any:
-    """A `FlaxModel` with random weights and the mixin.
-
-    Args:
-        config: a config of transformers.
-        dtype: of the weights; None or "auto" for the config's, which is float32 if it names none.
-        rngs: where they come from; seed 0 if None.
-    """
+    """A `FlaxModel` with random weights and the mixin: by default of the config's dtype, or float32 if it has none."""
     wanted = check_dtype(dtype) or str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return enable(FlaxModel(config, dtype=wanted, rngs=rngs))

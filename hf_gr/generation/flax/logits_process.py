@@ -50,15 +50,8 @@ class FlaxConstraintLogitsProcessor:
     processor is a pytree: pass it to a compiled function as an argument, or its arrays are constants of the program.
 
     Args:
-        index: the catalogue as it is now, or a list of one for each prompt (views of one index); several rows per
-            prompt count as its paths.
-        prompt_length: tokens before the generated ones, padding included; of an encoder-decoder, those of the
-            decoder's prompt, usually 1.
-        exclude_items: item ids for each prompt, as in `generate`.
-        attention_mask: the prompt's, `[prompts, length]`, instead of `prompt_length`; not for encoder-decoders.
-        separator: None: answers of several labels are PyTorch's alone.
-        max_labels: None.
-        tokenizer: None.
+        separator, max_labels, tokenizer: None: answers of several labels are PyTorch's alone.
+        all others: as for `ConstraintLogitsProcessor`; `prompt_length` or `attention_mask` must be given.
 
     Raises:
         ValueError: as `generate` for `constraint_index` and `exclude_items`; no length of the prompt; a separator.
@@ -149,12 +142,7 @@ class FlaxConstraintLogitsProcessor:
         return self._facts.prompt_length
 
     def items(self, sequences: Any) -> list[list[ItemId]]:
-        """The items of generated answers, on the host.
-
-        Args:
-            sequences: `[rows, T]` tokens, the prompt cut off, padding allowed (also -1 and -100); with a rule for each
-                prompt, as many rows of each as of the others.
-        """
+        """The items of generated answers, as `ConstraintLogitsProcessor.items`; on the host."""
         if self.rules is None:
             raise ValueError("items of a processor that a program was given, expected the one that was made: ask that")
         return items_of_batch(self.rules, sequences)

@@ -36,7 +36,7 @@ class FlaxGenerationMixin:
 
     __slots__ = ()
 
-    def generate(
+    def generate(  # noqa: D417
         self: Any,
         inputs: npt.ArrayLike | None = None,
         generation_config: GenerationConfig | None = None,
@@ -58,7 +58,6 @@ class FlaxGenerationMixin:
         Args:
             inputs: `[B, P]` tokens, in NumPy, JAX or nested lists (also as `input_ids`); a decoder's are padded on
                 the left.
-            generation_config: as in transformers.
             logits_processor: functions `(tokens, scores) -> scores` in JAX, called where transformers calls a user's
                 own: after the catalogue's constraint and `suppress_tokens`, before the warpers. `tokens` are
                 `[paths, length]` integers: the last column is the last token, the prompt (an encoder-decoder's first
@@ -71,9 +70,6 @@ class FlaxGenerationMixin:
                 Those of beams see all candidates.
             constraint_index: the catalogue, as for `GRGenerationMixin.generate`; by default the one that
                 `generation_config.constraint_index` names. Without one, or with False, only PyTorch generates.
-            exclude_items: for every prompt, the ids of items to exclude.
-            item_bias: a number for each item, as for `GRGenerationMixin.generate`.
-            item_groups: the group of each item, likewise.
             assistant_model: a draft model, as for `GRGenerationMixin.generate`: another `FlaxModel`.
             seed: of the samples, as for `GRGenerationMixin.generate`, which draws the same for the same seed.
             key: a key of `jax.random`, or a seed of one: draws one integer as the `seed`. By default every call draws
@@ -81,8 +77,8 @@ class FlaxGenerationMixin:
             mesh: devices along the axes "data" (rows of the batch) and "model" (weights), such as
                 `jax.make_mesh((2, 4), ("data", "model"))`; by default all local devices along "data". A batch that
                 the devices do not divide is filled up with copies of its first row, which are dropped afterwards.
-            kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. Unsupported ones are
-                refused by name. Drafts are those of `GRGenerationConfig`, in shapes that are fixed when a program
+            all others: as for `GRGenerationMixin.generate`, with all fields of a generation config; unsupported ones
+                are refused by name. Drafts are those of `GRGenerationConfig`, in shapes that are fixed when a program
                 is compiled: a forward scores room for four times the average number of nodes below the beams, up to
                 `draft_token_budget`, and all nodes of a draft model's search. With `exact=True` only the catalogue
                 drafts, and only with the prompt. Of the verifications `"last_level"` and `"none"` are PyTorch's alone.

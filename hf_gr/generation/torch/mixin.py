@@ -285,18 +285,12 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         return add_draft_head(self, codebooks, **options)
 
     def compute_transition_scores(self: Any, sequences: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """transformers' own, but 0 where a sequence has ended and the model has no padding token.
-
-        Args:
-            sequences: of `generate`; -1 is no token.
-            args: as in transformers.
-            kwargs: as in transformers.
-        """
+        """transformers' own, but 0 where a sequence has ended and the model has no padding token: -1 is no token."""
         super_: Any = super()
         scores: Tensor = super_.compute_transition_scores(sequences.clamp(min=0), *args, **kwargs)
         return scores.masked_fill(sequences[:, sequences.shape[1] - scores.shape[1] :] < 0, 0)
 
-    def save_pretrained(
+    def save_pretrained(  # noqa: D417
         self: Any,
         save_directory: str | Path,
         is_main_process: bool = True,
@@ -308,15 +302,11 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         """transformers' own; a draft head adds two files of its own.
 
         Args:
-            save_directory: as in transformers, like all but the last.
-            is_main_process: as in transformers.
-            state_dict: as in transformers.
-            args: as in transformers.
             custom_generate: also write `custom_generate/generate.py`. Loading the checkpoint by
                 `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)` (or `AutoModelForSeq2SeqLM`) then
                 gives this `generate` without importing hf_gr, which must be installed; without `trust_remote_code`
                 it is an ordinary checkpoint.
-            kwargs: as in transformers.
+            all others: as in transformers.
 
         A checkpoint with a draft head, a named catalogue or `custom_generate` gets a model card unless it has one.
 
@@ -339,15 +329,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
     def push_to_hub(self: Any, repo_id: str, *, custom_generate: bool = False, **kwargs: Any) -> Any:
         """transformers' own, with the draft head's files, and a model card if the repository has none.
 
-        An existing card gets tags and is otherwise unchanged.
-
-        Args:
-            repo_id: as in transformers.
-            custom_generate: as in `save_pretrained`.
-            kwargs: as in transformers.
-
-        Returns:
-            What transformers returns.
+        An existing card gets tags and is otherwise unchanged. `custom_generate` is that of `save_pretrained`.
         """
         super_: Any = super()
         carries = _CUSTOM_GENERATE.set(custom_generate)
