@@ -305,28 +305,21 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def print_rows(one: LabelSet, rows: Sequence[dict[str, Any]]) -> None:
-    """The table of a label set."""
-    share = max(Counter(labels for _, labels in one.test).values()) / len(one.test)
-    print(
-        f"\n{one.name}: {one.kind}, {len(one.labels):,} labels, {len(one.train):,} texts to train on, "
-        f"{len(one.test):,} held out; the most frequent answer is right for {share:.0%} of these"
-    )
-    depth = max((len(row.get("levels", ())) for row in rows), default=0)
-    header = ["model", "answer", "texts", "valid", "right", "95% interval"]
-    header += [f"level {level}" for level in range(1, depth)] if depth > 1 else []
-    header += ["micro F1" if one.several else "macro F1", "first five", "CPU s a text"]
+def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """One table of all sets and models; levels are the accuracies above that of whole labels."""
+    header = ["", "answer", "model", "labels", "texts", "valid", "right", "95% interval", "levels above", "F1"]
+    header += ["first five", "CPU s a text"]
     cells = []
     for row in rows:
         low, high = row["interval"]
-        levels = row.get("levels", ())
-        f1 = row["micro_f1"] if one.several else row["macro_f1"][-1]
+        levels = ", ".join(map(percent, row.get("levels", ())[:-1]))
+        f1 = row["micro_f1"] if "micro_f1" in row else row["macro_f1"][-1]
         cells.append(
             [
-                *(row["model"], row["way"], str(row["texts"]), percent(row["valid"]), percent(row["accuracy"])),
-                f"{low:.0%} to {high:.0%}",
-                *(percent(level) for level in levels[:-1]),
-                *(f"{f1:.2f}", percent(row["first_five"]), f"{row['cpu_seconds_a_text']:.2f}"),
+                *(row["set"], row["way"], row["model"], f"{row['labels']:,}", f"{row['texts']}"),
+                percent(row["valid"]),
+                *(percent(row["accuracy"]), f"{low:.0%} to {high:.0%}", levels, f"{f1:.2f}"),
+                *(percent(row["first_five"]), f"{row['cpu_seconds_a_text']:.2f}"),
             ]
         )
     print_table(header, cells)
@@ -392,10 +385,14 @@ def run(options: argparse.Namespace) -> None:
             number = options.texts if name == AFTER else options.before_texts
             rows += Experiment(name, one, index, prompt, number, folder).run(model, tokenizer)
     for one in chosen:
-        print_rows(one, [row for row in rows if row["set"] == one.name])
+        share = max(Counter(labels for _, labels in one.test).values()) / len(one.test)
+        print(
+            f"{one.name}: {len(one.train):,} texts to train on, {len(one.test):,} held out; most frequent: {share:.0%}"
+        )
+    print_rows([row for one in chosen for row in rows if row["set"] == one.name])
     if trained is not None:
         print(
-            f"\nfine-tuned: {trained['trained_parameters'] / 1e6:.0f} M of {model.num_parameters() / 1e6:.0f} M "
+            f"fine-tuned: {trained['trained_parameters'] / 1e6:.0f} M of {model.num_parameters() / 1e6:.0f} M "
             f"parameters, {trained['steps']} steps, {trained['cpu_seconds'] / 60:.0f} minutes of one core"
         )
     ran = {one["commit"] for one in [*rows, *([trained] if trained else [])]}

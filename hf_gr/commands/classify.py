@@ -169,7 +169,7 @@ def print_facts(facts: dict[str, Any]) -> None:
     """Print how labels were found, and the measures, for people."""
     found = {
         "exact": "all were scored",
-        "bounded": f"all were scored that matter, others have at most {facts['mass_left']:.2g} of the probability",
+        "bounded": f"the most probable were scored, others have at most {facts['mass_left']:.2g} of the probability",
         "beams": f"searched by beams, others have at most {facts['mass_left']:.2g} of the probability",
     }[facts["method"]]
     say(
