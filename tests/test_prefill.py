@@ -76,8 +76,10 @@ def test_parts_of_a_batch_are_the_batch(
             torch.testing.assert_close(one.values * real, other.values * real, atol=1e-5, rtol=0)
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 LEFT_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "a window": ("gemma2", {}),
+    "angles that grow": ("llama", {"config": {"max_position_embeddings": 32, "rope_parameters": DYNAMIC}}),
     "chunks": ("qwen3", {"prefill_chunk_size": 8}),
     "positions of a user's": ("qwen3", {"position_ids": torch.arange(7, 47).expand(4, -1)}),
     "processes in step": ("qwen3", {"synced_gpus": True}),
@@ -87,7 +89,8 @@ LEFT_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_what_is_one_forward(case: str, computed: list[int]) -> None:
     (family, options), (rows, _) = LEFT_ALONE[case], BATCHES["one is long"]
-    model = enable(build(family))
+    options = {**options}
+    model = enable(build(family, config=options.pop("config", {})))
     model.generate(**padded(rows), constraint_index=INDEX, **BEAMS, **options)
     assert computed == [4 * 40]
 

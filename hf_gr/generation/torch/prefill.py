@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_gr.generation import internals
+from hf_gr.generation.models import growing_angles
 
 from .caches import SlotLayer, cache_of
 from .layouts import may_take_nodes
@@ -42,7 +43,8 @@ def prefill_in_groups(
         num_rows > 1
         and num_rows * width > spare
         and not (synced_gpus or model.training or is_patched(model) or model.config.is_encoder_decoder)
-        and set(layer_types(decoder_config(model))) == {"full_attention"}
+        and set(layer_types(text := decoder_config(model))) == {"full_attention"}
+        and all(width <= limit for limit in growing_angles(text).values())
         and may_take_nodes(model, config, kwargs)
         and mask.shape == input_ids.shape
         and (positions is None or torch.equal(positions, positions_of(mask)))  # as everybody's are
