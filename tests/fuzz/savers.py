@@ -7,6 +7,7 @@ A child of `jobs_case.SERVER` runs `save_on`; it knows these names without any f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ import torch
 
 from hf_gr import ConstraintIndex, DraftHead, DraftHeadConfig
 from hf_gr.files import atomic
+from hf_gr.serving.catalogues import LiveCatalogue, Update
+from hf_gr.serving.update_log import UpdateLog
 
 
 class Saver(NamedTuple):
@@ -111,3 +114,19 @@ def save_on(kind: str, folder: Path, begun: Any, first: int) -> None:
         begun.value = number
         SAVERS[kind].save(folder, number)
         number += 1
+
+
+def items_of(number: int) -> list[dict[str, Any]]:
+    return [{"item_id": number, "sequence": [4 + number % 9, number]}]
+
+
+def first_catalogue() -> ConstraintIndex:
+    return ConstraintIndex.from_sequences([[3, 7]], item_ids=[0])
+
+
+def update_on(folder: Path, begun: Any, first: int) -> None:
+    """Make one update after the other from `first` on until killed; all before `begun` are acknowledged."""
+    catalogue = LiveCatalogue(log=UpdateLog(folder))
+    for number in itertools.count(first):
+        begun.value = number
+        catalogue.apply(Update(items_of(number), idempotency_key=str(number)))
