@@ -247,7 +247,8 @@ def test_results_are_seen_whole_and_before_the_controls(visit: Any, width: int) 
     assert (top[".history"] < top["#results"], top["#results"] < top[".controls"]) == (width < 760, True)
     tree = visit.locator("#tree svg").bounding_box()
     for leaf in visit.locator("#tree .leaf").all():
-        box = leaf.bounding_box()
+        box, score = leaf.bounding_box(), leaf.locator(".score").bounding_box()
+        assert score["x"] + score["width"] < box["x"] + 120  # before the title, however long that is
         assert box["x"] + box["width"] <= tree["x"] + tree["width"]
     assert visit.evaluate("document.documentElement.scrollWidth") == width  # sideways the tree alone scrolls
     assert visit.locator("#items .score").first.bounding_box()["x"] < width - 60

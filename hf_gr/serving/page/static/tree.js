@@ -86,8 +86,8 @@ export function drawTree(beams) {
       const beam = node.beams[0], all = beam.names.join(" / ");
       const label = all.length > LONGEST ? `${all.slice(0, LONGEST - 1)}…` : all;
       const text = element("text", { class: "leaf", x: 10, y: 4 });
-      text.append(element("tspan", { class: "token" }, `${node.token}  `), element("tspan", {}, label));
-      text.append(element("tspan", { class: "score", dx: 8 }, beam.score.toFixed(3)));
+      text.append(element("tspan", { class: "token" }, `${node.token}  `), element("tspan", { class: "score", dx: 4 }, beam.score.toFixed(3)));
+      text.append(element("tspan", { dx: 8 }, label)); // last, since it may be long
       group.append(text);
     }
     nodes.append(group);
