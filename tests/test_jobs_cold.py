@@ -82,7 +82,7 @@ def test_a_fallback_that_cannot_answer_is_refused_before_the_model_is_loaded(cas
     for options, message in (
         ({"fallback": "popular.parquet"}, "fallback='popular.parquet', expected a list of item ids"),
         ({"fallback": []}, r"fallback=\[\], expected one item or more"),
-        ({"fallback": ["B01"]}, "fallback has 'B01', expected integers as the catalogue's item ids are"),
+        ({"fallback": ["B01"]}, "fallback has 'B01', expected integers: the catalogue's item ids are integers"),
         ({"fallback": [7, 8]}, "fallback=7, 8, expected items of the catalogue, which has none of them"),
         ({"remove_items": "gone.txt"}, "remove_items='gone.txt', expected a list of item ids: read the file"),
         ({"unknown_items": "keep"}, "unknown_items='keep', expected 'refuse' or 'drop'"),

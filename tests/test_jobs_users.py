@@ -121,7 +121,7 @@ def test_categories_are_read_as_what_they_stand_for() -> None:
     [
         ({"seen": None}, "history is empty, expected one item or more"),
         ({"seen": []}, "history is empty, expected one item or more"),
-        ({"seen": [10, None]}, "history has None, expected integers as the catalogue's item ids are"),
+        ({"seen": [10, None]}, "history has None, expected integers: the catalogue's item ids are integers"),
         ({"seen": [10, 13]}, "history has 13, expected items of the catalogue: remove it, or drop such items"),
         ({"only": [10, 13]}, "filter has 13, expected items of the catalogue: remove it"),
         ({"not": [10, None]}, "exclude has None, expected integers"),

@@ -67,7 +67,7 @@ def item_list(items: Any, name: str, snapshot: Snapshot) -> list[Any]:
     for item in listed:
         if not (isinstance(item, str) if are_strings else is_integer(item) and -(2**63) <= item < 2**63):
             kind = "strings" if are_strings else "integers"
-            raise ValueError(f"{name} has {shown(item)}, expected {kind} as the catalogue's item ids are")
+            raise ValueError(f"{name} has {shown(item)}, expected {kind}: the catalogue's item ids are {kind}")
     return listed
 
 
