@@ -45,8 +45,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds
-from hf_gr.demo.data import MovieLens, keep_most_rated, leave_one_out, load_movielens
-from hf_gr.demo.semantic_ids import film_features
+from hf_gr.demo.data import MovieLens, film_features, keep_most_rated, leave_one_out, load_movielens
 from hf_gr.training.item_codes import residual_kmeans
 
 LIST_LENGTH = 10

@@ -38,8 +38,7 @@ from transformers import (
 )
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
-from hf_gr.demo.semantic_ids import film_features
+from hf_gr.demo.data import film_features, keep_most_rated, leave_one_out, load_movielens, popularity_order
 from hf_gr.training import InteractionDataset, semantic_ids_from_features
 
 LIST_LENGTH = 10

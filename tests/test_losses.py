@@ -68,7 +68,7 @@ class Case:
     def ours(self, name: str, *logits: Tensor, **options: Any) -> Tensor:
         draft = [one.log_softmax(-1) for one in logits or self.logits]
         if name == "sft":
-            return losses.sft(self.of_tokens(draft)[:, 0], self.mask[:, 0])
+            return losses.seqkd(self.of_tokens(draft)[:, :1], self.mask[:, :1])
         if name == "seqkd":
             return losses.seqkd(self.of_tokens(draft), self.mask)
         pairs = [LevelLogProbs(*one) for one in zip(draft, self.target, self.legal, strict=True)]

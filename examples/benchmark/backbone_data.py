@@ -23,8 +23,7 @@ import numpy as np
 from beauty_data import DEFAULT_DATA, read_items, read_users
 
 from hf_gr import ConstraintIndex, SemanticIds
-from hf_gr.demo.data import keep_most_rated, load_movielens
-from hf_gr.demo.semantic_ids import film_features
+from hf_gr.demo.data import film_features, keep_most_rated, load_movielens
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import semantic_ids_from_features
 from hf_gr.training.item_codes import neighbour_factors, unit_variance

@@ -75,7 +75,7 @@ def build_app() -> typer.Typer:
     more: dict[str, Any] = {
         "train": {"like": of_train, "described": [of_train]},
         "recommend": {"like": of_recommend, "described": [of_recommend]},
-        "evaluate": {"like": of_evaluate, "described": [of_recommend, of_evaluate]},
+        "evaluate": {"like": of_evaluate, "described": [of_recommend, of_evaluate, recommend.recommend]},
     }
     for typers, group, several in ((app, "", functions), (of_index, "index ", index.COMMANDS)):
         for each in several:

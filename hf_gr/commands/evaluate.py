@@ -40,8 +40,6 @@ def evaluate(
 
     Args:
         model: a model's folder or repository; may be given several times, to compare models. NAME=MODEL names it.
-        users: a table of users: .parquet, .csv, .tsv or .jsonl (also .gz, .bz2, .zst), or a folder of them; may be
-            given several times.
         constraint_index: the catalogue's folder or repository; may be given once for each --model, or several times
             for one. NAME=INDEX names it. By default the one that the model names, or has in its folder.
         new_items: new items, instead of --is-new: users whose target is new get their own metrics.

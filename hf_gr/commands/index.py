@@ -119,10 +119,6 @@ def show(index: str, *, as_json: bool = False, revision: str | None = None) -> N
     """Show what an index holds: its levels, its collisions and its memory.
 
     A step of beam search descends one level. Fewer children make it cheaper; a forced level leaves no choice.
-
-    Args:
-        index: a folder with an index, or a repository id of the Hub.
-        revision: branch, tag or commit, if INDEX is a repository. Default: its main branch.
     """
     from hf_gr.catalogue import ConstraintIndex
     from hf_gr.catalogue.summary import summarise
@@ -142,10 +138,8 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
     Names what is damaged, with exit code 2. Warns if a sound index seems to have codes compiled as tokens.
 
     Args:
-        index: a folder with an index, or a repository id of the Hub.
         model: a model's folder or repository: does the catalogue fit its vocabulary and its code book? Reads its
             configs only.
-        revision: branch, tag or commit, if INDEX is a repository. Default: its main branch.
     """
     from safetensors import safe_open
 
@@ -232,7 +226,6 @@ def push(
     A repository without a model card gets one; an existing card is kept. Log in first: `hf auth login`.
 
     Args:
-        index: a folder with an index, or a repository id of the Hub.
         repo_id: the repository, such as me/catalogue; created if necessary.
         private: create a private repository; an existing one keeps its visibility.
         revision: the branch to push to, created if necessary. Default: the main branch.

@@ -35,11 +35,12 @@ FLAGS = {
 }
 # Of options that several commands have, and no function.
 SHARED_HELP = {
+    "index": "A folder with an index, or a repository id of the Hub.",
     "as_json": "Print one JSON object, for scripts.",
     "drafting": "How drafts are made: trie, head, assistant or auto; see generate. Default: the model's own.",
     "option": "NAME=VALUE: another argument of generate, such as length_penalty=0.5; may be given several times.",
     "delimiter": "What separates the columns of CSV. Default: a comma; a tab for .tsv.",
-    "revision": "Branch, tag or commit of the model's repository. Default: its main branch.",
+    "revision": "Branch, tag or commit of the repository. Default: its main branch.",
     "device": "Where the model runs: cpu, cuda, cuda:1, mps. Default: a GPU if there is one.",
 }
 KINDS = {"bool": bool, "int": int, "float": float, "Path": Path, "list[str]": list[str], "list[Path]": list[Path]}

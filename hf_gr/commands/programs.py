@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,10 +38,4 @@ def require(what: str, extra: str, packages: dict[str, str]) -> None:
     """End the program with the command that installs what is missing; `packages` maps modules to distributions."""
     missing = [distribution for module, distribution in packages.items() if find_spec(module) is None]
     if missing:
-        end(f'{what} needs {", ".join(missing)}: pip install "hf-gr[{extra}]"')
-
-
-def end(message: str) -> None:
-    """Print an error and end the program with exit code 1."""
-    print(message, file=sys.stderr)
-    raise SystemExit(1)
+        raise SystemExit(f'{what} needs {", ".join(missing)}: pip install "hf-gr[{extra}]"')

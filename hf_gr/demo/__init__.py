@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr demo`: a generative recommender of films, trained and used on this machine.
 
-The data flow in `run`: `data` (films and histories) -> `semantic_ids` (films as codes) -> `hf_gr.training` (a small
-Qwen3, saved with its catalogue) -> `hf_gr.recommend`, `hf_gr.evaluate` and `compare` -> `show` (print).
+The data flow in `run`: `data` (films, their features, histories) -> `hf_gr.training` (semantic IDs and a small Qwen3,
+saved with its catalogue) -> `hf_gr.recommend`, `hf_gr.evaluate` and `compare` -> `show` (print).
 """
 
 from __future__ import annotations

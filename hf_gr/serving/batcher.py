@@ -89,9 +89,8 @@ class Batcher:
         self.seconds_per_token = costs.seconds(token_budget) / token_budget
         self._run, self._pool, self._workers, self._tell = run, pool, workers, tell
         self._waiting: list[Job] = []  # by deadline
-        self._in_flight: dict[
-            asyncio.Task[None], tuple[float, float]
-        ] = {}  # when each probably ends; its last deadline
+        # When each probably ends; its last deadline.
+        self._in_flight: dict[asyncio.Task[None], tuple[float, float]] = {}
         self._loop = asyncio.get_running_loop()
         self._num_batches = 0
         self._next_trial = 0.0

@@ -28,9 +28,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _ID = re.compile(rb"[\w.:-]{1,64}")
-_TRACE = re.compile(
-    rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
-)  # https://www.w3.org/TR/trace-context
+# https://www.w3.org/TR/trace-context
+_TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 CLOSE = (b"connection", b"close")
 _QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
 

@@ -143,7 +143,7 @@ class AtSpeedTrainer(LossTrainer):
             learned = self._alignment(scores, inputs)
         if "labels" not in inputs:
             return self.alpha * learned
-        return self.alpha * learned + (1 - self.alpha) * losses.sft(log_probs[:, -1], paths[:, -1] >= 0)
+        return self.alpha * learned + (1 - self.alpha) * losses.seqkd(log_probs[:, -1:], paths[:, -1:] >= 0)
 
     def _alignment(self, scores: PathScores, inputs: dict[str, Any]) -> Tensor:
         """The loss along the target's sequences, which come before the label."""

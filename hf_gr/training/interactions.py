@@ -50,12 +50,6 @@ class InteractionDataset(Dataset):
         {'input_ids': [5, 6, 7, 8], 'labels': [5, 9]}
     """
 
-    _tokens: np.ndarray  # [T]
-    _starts: np.ndarray  # [E]: where in `_tokens` an entry's prompt begins
-    _ends: np.ndarray  # [E]
-    _prefix: np.ndarray
-    _label_tokens: np.ndarray  # [N, L]
-    _label_rows: np.ndarray  # [E]: rows of `_label_tokens`
     items: SemanticIds | None = None  # which say what the tokens mean
 
     def __init__(self, prompts: Iterable[Any], labels: Any) -> None:
@@ -141,10 +135,10 @@ class InteractionDataset(Dataset):
         label_tokens: np.ndarray,
         label_rows: np.ndarray,
     ) -> None:
-        self._tokens = tokens.astype(smallest_dtype(int(tokens.max())))
-        self._starts, self._ends = starts, ends
+        self._tokens = tokens.astype(smallest_dtype(int(tokens.max())))  # [T]
+        self._starts, self._ends = starts, ends  # [E]: where in `_tokens` an entry's prompt begins and ends
         self._prefix = np.asarray(prefix, dtype=np.int64)
-        self._label_tokens, self._label_rows = label_tokens, label_rows
+        self._label_tokens, self._label_rows = label_tokens, label_rows  # [N, L], and [E] of its rows
 
     def __len__(self) -> int:
         return len(self._starts)

@@ -31,26 +31,10 @@ class LevelLogProbs:
     legal: Bool[Tensor, "batch prefixes children"]  # whether the child exists; the others mean nothing
 
 
-def sft(log_probs: Float[Tensor, "batch length"], mask: Bool[Tensor, "batch length"]) -> Float[Tensor, ""]:
-    """Cross entropy on the label, the loss L_Rec of the recommendation task.
-
-        -1/B sum_b 1/|y_b| sum_t log q(y_t | x, y_<t)
-
-    A row without a label does not count.
-
-    Example:
-        >>> sft(torch.tensor([[-1.0, -3.0]]), torch.tensor([[True, True]])).item()
-        2.0
-
-    Source: AtSpeed, section 4.1 (SFT).
-    """
-    return seqkd(log_probs[:, None], mask[:, None])
-
-
 def seqkd(
     log_probs: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
 ) -> Float[Tensor, ""]:
-    """Cross entropy on the label and equally on the target's K sequences.
+    """Cross entropy on the label and equally on the target's K sequences; on the label alone L_Rec, the paper's SFT.
 
         -1/|D| sum_(x, y) in D  1/|y| sum_t log q(y_t | x, y_<t)
 
@@ -60,7 +44,7 @@ def seqkd(
         >>> seqkd(torch.tensor([[[-1.0, -3.0], [-4.0, -4.0]]]), torch.ones(1, 2, 2, dtype=torch.bool)).item()
         3.0
 
-    Source: AtSpeed, section 4.1 (SeqKD; Kim and Rush, 2016).
+    Source: AtSpeed, section 4.1 (SFT; SeqKD: Kim and Rush, 2016).
     """
     return _mean(-log_probs, mask)
 
@@ -120,10 +104,7 @@ def align_r(
     return _mean(torch.stack(terms, dim=-1), mask)
 
 
-def align_f(
-    levels: Sequence[LevelLogProbs],
-    mask: Bool[Tensor, "batch sequences length"],
-) -> Float[Tensor, ""]:
+def align_f(levels: Sequence[LevelLogProbs], mask: Bool[Tensor, "batch sequences length"]) -> Float[Tensor, ""]:
     """Forward divergence over all legal tokens, along the target's sequences: an alignment that the paper lacks.
 
         1/(B K) sum_(x, y) 1/|y| sum_t sum_(v legal) p(v | x, y_<t) log(p(v | x, y_<t) / q(v | x, y_<t))

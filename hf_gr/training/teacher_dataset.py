@@ -132,12 +132,7 @@ class TeacherCollator:
     """
 
     def __init__(
-        self,
-        pad_token_id: int = 0,
-        *,
-        sequences: bool = True,
-        log_probs: bool = True,
-        labels: bool = True,
+        self, pad_token_id: int = 0, *, sequences: bool = True, log_probs: bool = True, labels: bool = True
     ) -> None:
         self.pad_token_id = pad_token_id
         self.sequences = sequences
