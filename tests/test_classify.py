@@ -101,27 +101,10 @@ def test_labels_have_their_probability(family: str, nodes: int, monkeypatch: pyt
     monkeypatch.setattr(label_search, "NODES_AT_ONCE", nodes)
     model, index, known = model_of(family), index_of(), dict[Any, Any]()
     for score in ("sum", "renormalized", "mean", "pmi"):
-        ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, batch_size=2, score=score, **EVERY)
+        ranked = classify(model, tokenizer_of("bpe"), iter(TEXTS), index, batch_size=2, score=score, **EVERY)
         assert (ranked.method, ranked.mass_left) == ("exact", [0.0] * 3)
         for text, answer in zip(TEXTS, ranked, strict=True):
             assert difference(answer, plainly(model, text, index, score, known)) < 2 * LOG_TOL
-
-
-@pytest.mark.parametrize("score", ["sum", "renormalized"])
-def test_many_labels_have_their_probability(score: Any) -> None:
-    model, index = model_of("llama"), index_of(many_labels(60))
-    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, score=score, **EVERY)
-    assert difference(ranked, plainly(model, TEXTS[1], index, score)) < LOG_TOL
-
-
-def test_batches_of_any_size_and_order_give_the_same() -> None:
-    model, tokenizer, index = model_of("gemma2"), tokenizer_of("bpe"), index_of()
-    texts = [*TEXTS, "", "sports " * 20]
-    expected = [classify(model, tokenizer, [text], index, top_k=None)[0] for text in texts]
-    for batch_size in (2, 100):
-        found = classify(model, tokenizer, iter(texts), index, top_k=None, batch_size=batch_size)
-        for ours, theirs in zip(found, expected, strict=True):
-            assert difference(ours, dict(theirs)) < LOG_TOL
 
 
 @pytest.mark.filterwarnings("ignore:.*torch:DeprecationWarning", "ignore:.*deprecated:UserWarning")

@@ -77,14 +77,6 @@ def test_equal_items_stand_in_the_order_of_their_tokens(drafting: Any) -> None:
     assert out.num_proven.tolist() == [10] * len(out.num_proven)
 
 
-def test_a_beam_search_that_cuts_a_better_beginning_proves_less() -> None:
-    """The second beam of level 1 leads to the best item; one beam too few cuts it."""
-    two: dict[str, Any] = {"num_return_sequences": 2, **DETAILS}
-    proven = [generate(num_beams=number, **two).num_proven for number in (2, 400)]
-    assert proven[1].tolist() == [2, 2, 2]
-    assert proven[0].tolist() != [2, 2, 2]
-
-
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 0.3, 1.0])
 def test_what_beams_prove_is_true(early_stopping: Any, length_penalty: float) -> None:

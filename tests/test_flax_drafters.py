@@ -21,7 +21,6 @@ from flax_table_scorers import TableScorer, prompt_of
 from random_catalogues import LENGTH, VOCABULARY, random_index, random_rules, tables
 
 from hf_gr.core.beam import Beams
-from hf_gr.core.widths import plan_first, plan_sizes
 from hf_gr.flax import ops
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.drafters import TreeDrafter
@@ -131,27 +130,3 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
             depths = [len(path) for path in found]
             assert depths == of_nodes[row][is_there].tolist()
             assert num_steps[row] == max(depths, default=0)
-
-
-def test_whole_levels_are_drafted_with_the_prompt_where_they_fit() -> None:
-    assert plan_first([], 4, budget=512) == (0, 0)
-    assert plan_first([513, 9], 4, budget=512) == (0, 0)
-    assert plan_first([512, 9], 4, budget=512) == (1, 512)
-    assert plan_first([3], 4, budget=512) == (1, 16)
-    assert plan_first([100], 20, budget=102) == (1, 102)  # padding stays within the budget
-    assert plan_first([20, 20, 21], 20, budget=1) == (2, 40)  # as many as beams always ride along
-    assert plan_first([9, 90, 900], 4, budget=512) == (2, 104)
-    assert len({plan_first([number], 4, budget=512) for number in range(91, 97)}) == 1  # one program for all
-
-
-def test_sizes_follow_the_catalogue() -> None:
-    assert plan_sizes([1, 3], 4, budget=512) == (0,)
-    assert plan_sizes([1, 3, 9], 4, budget=512) == (0, 0)
-    assert plan_sizes([1, 3, 9, 9], 4, budget=512) == (0, 64, 0)
-    assert plan_sizes([1, 3, 9, 9, 9], 4, budget=20) == (0, 20, 16, 0)
-    assert plan_sizes([1, 50, 50, 50, 50], 20, budget=1) == (0, 40, 20, 0)  # chains always ride along
-    assert plan_sizes([1, *[50] * 8], 4, budget=64) == (0, 64, 64, 0, 0, 0, 0, 0)  # the first that fits, and another
-    assert plan_sizes([1, *[50 * 8**n for n in range(8)]], 4, budget=64) == (0, 0, 0, 0, 0, 64, 64, 0)  # and one above
-    assert plan_sizes([1, 9, 99, 999, 9999, 99999], 4, budget=8) == (0, 0, 8, 8, 0)  # none fits on average
-    assert plan_sizes([1, 3, 9, 9, 9], 4, budget=20, first=2) == (0, 0, 16, 0)
-    assert plan_sizes([1, 3, 9, 9], 4, budget=20, first=3) == (0, 0, 0)

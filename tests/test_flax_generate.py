@@ -152,21 +152,6 @@ def test_warpers_are_planned_as_by_transformers(kwargs: dict[str, Any], plans: l
         assert vars(one) == pytest.approx(vars(other))
 
 
-def test_answers_are_certified_where_a_prefix_bounds_its_items(plans: list[Any]) -> None:
-    without: list[dict[str, Any]] = [
-        {"do_sample": True},
-        {"num_beams": 1},
-        {"renormalize_logits": True},
-        {"length_penalty": -1.0},
-        {"suppress_tokens": [5]},
-        {"logits_processor": [lambda tokens, scores: scores]},
-        {"stopping_criteria": [lambda tokens, scores: tokens[:, 0] > 0]},
-    ]
-    for kwargs in ({}, {"length_penalty": 2.0}, {"drafting": "trie"}, *without):
-        pair("qwen3")[1].generate([[5, 6]], constraint_index=RAGGED, **{"num_beams": 4, **kwargs})
-    assert [plan.certifies for plan in plans] == [True] * 3 + [False] * len(without)
-
-
 def test_a_budget_bounds_what_is_drafted(plans: list[Any]) -> None:
     _, model, _ = pair("qwen3")
     index = INDEX.where(list(range(len(ROWS))))

@@ -15,7 +15,6 @@ import pytest
 import torch
 from hub_server import HubServer
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HTTPError
 from typer.testing import CliRunner
 
 import hf_gr
@@ -166,13 +165,6 @@ def test_a_download_that_fails_leaves_nothing_half_loaded(
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
 
 
-def test_both_files_are_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer) -> None:
-    make_index().push_to_hub("me/catalogue")
-    hub.fail("GET", f"{JSON_FILE}$", action=lambda: other_index().push_to_hub("me/catalogue"))
-    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
-    assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
-
-
 def test_what_is_cached_needs_no_hub(hub: HubServer, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     make_index().push_to_hub("me/catalogue")
     with pytest.raises(ValueError, match=r"is not in the cache.*download it with a connection"):
@@ -220,15 +212,6 @@ def test_an_upload_that_fails_leaves_the_repository_as_before(
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
     # What has arrived is not uploaded again.
     assert len(hub.asked("PUT", "^/objects/")) - uploads == ("upload" in name)
-
-
-def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*args: Any, **kwargs: Any) -> None:
-        raise HTTPError("no route to host")
-
-    monkeypatch.setattr(HfApi, "create_repo", unreachable)
-    with pytest.raises(ConnectionError, match=r"the Hub did not take me/catalogue \(no route to host\)"):
-        make_index().push_to_hub("me/catalogue")
 
 
 def test_an_index_that_cannot_be_saved_makes_no_repository(hub: HubServer) -> None:

@@ -27,10 +27,9 @@ from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.catalogue.summary import summarise
 from hf_gr.commands import app as cli
-from hf_gr.commands import index_input, index_report
+from hf_gr.commands import index_input
 from hf_gr.commands.index import COMMANDS
 from hf_gr.commands.options import FLAGS
-from hf_gr.files import text
 
 ROWS = [[5, 7, 9], [5, 7, 8], [5, 6, 8], [6, 6, 8], [6, 6, 8]]
 RECIPE = {"17": ["<a_0>", "<b_1>"], "23": ["<a_2>", "<b_0>"], "5": ["<a_2>", "<b_0>"]}
@@ -118,13 +117,6 @@ def test_show_prints_levels_and_facts(folder: Path) -> None:
         assert said in printed
     summary = summarise(ConstraintIndex.from_pretrained(folder).snapshot)
     assert json.loads(succeed("show", folder, "--json")) == json.loads(json.dumps(dataclasses.asdict(summary)))
-
-
-def test_what_is_not_quite_all_does_not_look_so_and_bytes_have_a_unit() -> None:
-    shares = {0: "0.0%", 1: "100.0%", 0.99999: ">99.9%", 1e-9: "<0.1%", 0.9994: "99.9%"}
-    assert {share: text.shown_share(share) for share in shares} == shares
-    sizes = {999: "999 B", 1000: "1.0 kB", 2.5e6: "2.5 MB", 3e12: "3000.0 GB"}
-    assert {size: index_report.shown_bytes(size) for size in sizes} == sizes
 
 
 # build

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -386,41 +384,3 @@ def test_a_log_needs_a_beginning(tmp_path: Path) -> None:
     LiveCatalogue(small_index(), version=3, log=UpdateLog(tmp_path))
     other = ConstraintIndex.from_sequences([[1]], item_ids=["rum"])
     assert len(LiveCatalogue(other, version=7, log=UpdateLog(tmp_path)).edition.index) == 3  # the log is the truth
-
-
-WRITER = """
-import sys, time
-from hf_gr.serving import update_log
-from hf_gr.serving.catalogues import LiveCatalogue, Update
-folder, name = sys.argv[1:]
-update_log.MOST_UPDATES = 5
-catalogue = LiveCatalogue(log=update_log.UpdateLog(folder))
-for step in range(40):
-    edition = catalogue.apply(Update(add=[{"item_id": f"{name} {step}", "sequence": [step, 7]}]))
-    print(edition.version, f"{name} {step}", flush=True)
-    time.sleep(0.005)  # the others have their turns
-"""
-
-
-def test_what_writers_acknowledged_is_kept(tmp_path: Path) -> None:
-    """Three processes that update and write new bases, two of them ended by kill -9; another goes on."""
-    LiveCatalogue(small_index(), log=UpdateLog(tmp_path))
-    command, said = [sys.executable, "-c", WRITER, tmp_path], {}
-    writers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in "abc"]
-    for number, writer in enumerate(writers):
-        assert writer.stdout is not None
-        lines = [writer.stdout.readline()]
-        if number < 2:
-            time.sleep(0.05 + 0.1 * number)
-            writer.kill()
-        for line in [*lines, *writer.stdout]:
-            if line.endswith("\n"):  # the last one of a killed writer may have been cut
-                version, name = line.strip().split(" ", 1)
-                assert said.setdefault(int(version), name) == name  # every update has a version of its own
-        writer.stdout.close()
-    assert [writer.wait(60) for writer in writers] == [-9, -9, 0]
-    late = LiveCatalogue(log=UpdateLog(tmp_path))
-    assert set(said.values()) <= set(late.edition.index.item_ids)
-    assert late.edition.version - len(said) <= 2  # written, and killed before it was said
-    assert late.apply(add("after", 6, 6)).version == late.edition.version > len(said)
-    assert json.loads((tmp_path / "log.json").read_text())["version"] > 5
