@@ -37,15 +37,6 @@ def index(ids: SemanticIds) -> ConstraintIndex:
     return ids.constraint_index()
 
 
-def test_index_holds_every_item(ids: SemanticIds, index: ConstraintIndex) -> None:
-    assert index.num_items == 12_035
-    assert len(index) == len(np.unique(ids.codes, axis=0))
-    found = index.items(ids.token_sequences())
-    assert all(item_id in items for item_id, items in zip(ids.item_ids, found, strict=True))
-    assert sum(map(len, index.items(np.array(list(index))))) == 12_035
-    assert all(sequence in index for sequence in ids.token_sequences()[:100].tolist())
-
-
 def test_mean_children_of_a_level(index: ConstraintIndex) -> None:
     nodes = np.diff(index.snapshot.trie.level_starts)
     np.testing.assert_allclose(nodes[1:] / nodes[:-1], [91, 72, 1.7, 1.08], rtol=0.01)

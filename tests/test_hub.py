@@ -165,6 +165,13 @@ def test_a_download_that_fails_leaves_nothing_half_loaded(
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
 
 
+def test_both_files_are_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer) -> None:
+    make_index().push_to_hub("me/catalogue")
+    hub.fail("GET", f"{JSON_FILE}$", action=lambda: other_index().push_to_hub("me/catalogue"))
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
+
+
 def test_what_is_cached_needs_no_hub(hub: HubServer, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     make_index().push_to_hub("me/catalogue")
     with pytest.raises(ValueError, match=r"is not in the cache.*download it with a connection"):
@@ -373,21 +380,3 @@ def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
     missing = command("index", "show", "me/catalogue")
     assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
-
-
-def test_a_command_that_the_hub_fails_says_so_on_one_line(hub: HubServer, waits: list[float], tmp_path: Path) -> None:
-    make_index().push_to_hub("me/catalogue")
-    other_index().save_pretrained(tmp_path / "catalogue")
-    pushing = ("push", tmp_path / "catalogue", "me/catalogue")
-    for arguments, told, (method, pattern, fault) in (
-        (("show", "me/catalogue"), "did not arrive", ("GET", "^/objects/", {"after": 10})),
-        (pushing, "me/catalogue is unchanged", UPLOAD_FAULTS["upload cut"]),
-        (pushing, "the Hub did not take me/catalogue", UPLOAD_FAULTS["commit cut"]),
-    ):
-        hub.fail(method, pattern, times=99, **fault)
-        result = command("index", *arguments)
-        hub.recover()
-        assert result.exit_code == 1
-        (said,) = [line for line in result.stderr.splitlines() if line.startswith(f"hf-gr index {arguments[0]}: ")]
-        assert told in said
-        assert "Traceback" not in result.output

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from jobs_case import Case, make_users, write_users
+from jobs_case import Case, make_users
 
 from hf_gr import evaluate, recommend
 from hf_gr.tables.table import Table
@@ -133,19 +133,6 @@ def test_a_table_in_memory_may_be_written_and_resumed(loaded: Any, table: pa.Tab
     frame.at[3, "seen"] = [100]
     with pytest.raises(ValueError, match="is there already, of another run"):
         recommend(model, frame, output, **options)
-
-
-def test_evaluate_takes_the_same_tables(tmp_path: Path, loaded: Any, table: pa.Table) -> None:
-    model, index = loaded
-    histories = [history for history in table.column("seen").to_pylist() if len(history) > 1]
-    path = write_users(tmp_path / "seen.parquet", [{"seen": history} for history in histories])
-    targets = pa.Table.from_pylist([{"history": history[:-1], "next": history[-1]} for history in histories])
-    options = {"constraint_index": index, "sampled_users": 0, "progress": False, "num_beams": 12}
-    expected = evaluate(model, path, history="seen", **options).results[0]
-    assert expected.metrics["recall@10"] > 0
-    for given, columns in ((histories, {}), (targets, {"history": "history", "target": "next"})):
-        (found,) = evaluate(model, given, **columns, **options).results
-        assert (found.metrics, found.num_users) == (expected.metrics, expected.num_users)
 
 
 def test_what_is_no_table_is_refused(case: Case, table: pa.Table) -> None:

@@ -134,14 +134,6 @@ def test_weights_may_be_loaded_in_half(tmp_path: Path, case: Case, users: Path, 
     assert sum(len(set(a["items"]) & set(b["items"])) for a, b in pairs) > 5 * NUM_USERS
 
 
-def test_prompts_of_tokens(tmp_path: Path, case: Case, expected: Path) -> None:
-    rows = make_users(case, NUM_USERS)
-    for row in rows:
-        row["seen"] = [token for item in row["seen"] for token in case.tokens[item]]
-    made = run(case, write_users(tmp_path / "u.parquet", rows), tmp_path / "recs.parquet", history=None, tokens="seen")
-    assert read(made.output) == read(expected)
-
-
 def test_texts_are_prompts_with_a_tokenizer(tmp_path: Path, case: Case) -> None:
     tokenizer = label_tokenizers.tokenizer_of("bpe")
     model = hf_gr.enable(families.build("llama", config={"vocab_size": 512}))

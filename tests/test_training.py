@@ -23,7 +23,7 @@ from transformers import TrainingArguments
 import hf_gr
 from hf_gr import ConstraintIndex
 from hf_gr.training import AtSpeedTrainer, TeacherCollator, TeacherDataset, score_paths, write_teacher_data
-from hf_gr.training.packing import can_pack, pad_prompts
+from hf_gr.training.packing import pad_prompts
 from hf_gr.training.paths import training_catalogue, walk
 
 CPU = torch.device("cpu")
@@ -136,13 +136,6 @@ def test_packed_gradients_equal_those_of_rows(implementation: str) -> None:
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert gradients[0].isfinite().all()
     assert (gradients[0] - gradients[1]).abs().max() < 1e-5 * gradients[1].abs().max()  # fp32
-
-
-def test_windows_and_other_layouts_are_not_packed() -> None:
-    assert can_pack(families.shared("qwen3"), 50)
-    assert can_pack(families.shared("mistral"), 3)
-    assert not can_pack(families.shared("mistral"), 4)
-    assert not can_pack(families.shared("bloom"), 2)
 
 
 # Teacher data
