@@ -43,7 +43,6 @@ def recommend(
         model: a model's folder or repository.
         users: a table of users: .parquet, .csv, .tsv or .jsonl (also .gz, .bz2, .zst), or a folder of them; may be
             given several times.
-        output: the Parquet file to write.
     """
     start = perf_counter()
     quiet_libraries()

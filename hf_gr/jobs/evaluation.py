@@ -78,8 +78,8 @@ def run_evaluation(model: Any, users: Any, given: Settings) -> Evaluation:
         runs: list[Run] = []
         readers: list[tuple[Job, Users]] = []
         hardware: list[str] = []
-        for contender in contenders:
-            more, reader, used = _run_model(contender, users, every, folder, processes)
+        for number, contender in enumerate(contenders):
+            more, reader, used = _run_model(contender, users, every, folder, number, processes)
             runs += more
             readers.append(reader)
             hardware += [used] if used not in hardware else []
@@ -142,7 +142,7 @@ def _name_of(model: Any) -> str:
 
 
 def _run_model(
-    contender: Contender, users: Any, every: Sequence[Settings], folder: Path, processes: Any
+    contender: Contender, users: Any, every: Sequence[Settings], folder: Path, number: int, processes: Any
 ) -> tuple[list[Run], tuple[Job, Users], str]:
     """Answer all users with each number of beams; what is returned does not keep the model."""
     job, table = make_job(contender.model, users, replace(every[0], constraint_index=contender.index), processes)
@@ -151,10 +151,9 @@ def _run_model(
     hardware = backend_of(model).hardware(model, num_processes=processes.count, mesh=mesh)
     doubts = doubts_of(index.snapshot, vocabulary=recommender.vocab_size)
     widths = [useful_beams(one.num_beams or recommender.num_beams, index, one.top_k) for one in every]
-    place = processes.by_main(lambda: tempfile.mkdtemp(dir=folder), doing="has no folder for rows on the way")
     runs = []
     for width in dict.fromkeys(widths):
-        output = Path(place, f"{width}.parquet")
+        output = folder / f"{number}-{width}.parquet"
         measured = _run_beams(job, table, width, output, processes)
         runs.append(Run(contender.name, width, output, index, doubts, measured))
     return runs, (job.without_model(), table), hardware
