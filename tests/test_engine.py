@@ -314,7 +314,8 @@ async def test_a_batch_for_which_memory_is_too_small_is_halved(monkeypatch: pyte
 async def test_catalogues_that_change() -> None:
     """Small or empty, as a server has that reads updates from a log; what leaves while a request waits; bad tokens."""
     catalogue = LiveCatalogue(ConstraintIndex.from_sequences(ROWS[:3], item_ids=IDS[:3]))
-    async with Engine(model_of(), catalogue, workers=1, cores=1) as engine:
+    values: dict[str, Any] = {"item_groups": ["tea", "jam", "tea"], "item_bias": np.zeros(3)}  # of the first items
+    async with Engine(model_of(), catalogue, workers=1, cores=1, **values) as engine:
         assert sorted((await engine.recommend(history=["B00"])).items) == IDS[:3]
         is_changed = threading.Event()
         engine._workers.submit(is_changed.wait)  # the worker is busy
@@ -324,6 +325,7 @@ async def test_catalogues_that_change() -> None:
         is_changed.set()
         answer = await waiting
         assert (answer.items, answer.catalogue_version) == (["B02"], 1)
+        assert len((await engine.recommend(history=["B00"], max_per_group=1)).items) == 1  # the jam has left
         with pytest.raises(ValueError, match=f"the catalogue has token {VOCABULARY}, expected less than"):
             catalogue.apply(Update(add=[{"item_id": "new", "sequence": [4, 10, VOCABULARY]}]))
         catalogue.apply(Update(remove=["B00", "B02"]))

@@ -80,6 +80,8 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 LEFT_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "a window": ("gemma2", {}),
     "angles that grow": ("llama", {"config": {"max_position_embeddings": 32, "rope_parameters": DYNAMIC}}),
+    "attention to later tokens": ("llama", {"config": {"is_causal": False}}),
+    "hooks": ("qwen3", {"hook": lambda module, given, made: None}),
     "chunks": ("qwen3", {"prefill_chunk_size": 8}),
     "positions of a user's": ("qwen3", {"position_ids": torch.arange(7, 47).expand(4, -1)}),
     "processes in step": ("qwen3", {"synced_gpus": True}),
@@ -91,6 +93,8 @@ def test_what_is_one_forward(case: str, computed: list[int]) -> None:
     (family, options), (rows, _) = LEFT_ALONE[case], BATCHES["one is long"]
     options = {**options}
     model = enable(build(family, config=options.pop("config", {})))
+    if "hook" in options:
+        model.model.layers[0].register_forward_hook(options.pop("hook"))
     model.generate(**padded(rows), constraint_index=INDEX, **BEAMS, **options)
     assert computed == [4 * 40]
 

@@ -108,10 +108,12 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
     ]
     (tmp_path / "purchases.csv").write_text("\n".join(lines))
     (tmp_path / "made" / "checkpoint-99").mkdir(parents=True)  # of a run that was killed
-    (tmp_path / "made" / "checkpoint-99" / "trainer_state.json").write_text("{}")
     line = f"train {tmp_path}/purchases.csv --user who --item what --time day --text title -o {tmp_path}/made"
     options = [part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    result = CliRunner().invoke(build_app(), [*line.split(), *options, "--max-steps", "20", "--json"])
+    told = [*line.split(), *options, "--max-steps", "20", "--json"]
+    refused = CliRunner().invoke(build_app(), told)
+    assert (refused.exit_code, "is not empty, expected a new folder" in refused.stderr) == (2, True)
+    result = CliRunner().invoke(build_app(), [*told, "--overwrite"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [len(history) for history in seen["histories"]] == [4] * 40  # the last two are held out

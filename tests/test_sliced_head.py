@@ -81,6 +81,7 @@ LEFT_ALONE: dict[str, tuple[dict[str, Any], Any]] = {
     "a processor": ({"logits_processor": LogitsProcessorList([TopKLogitsWarper(4)])}, None),
     "another layer": ({}, _swap),
     "a hook": ({}, lambda model: model.lm_head.register_forward_hook(lambda module, given, made: -made)),
+    "the head's forward replaced": ({}, lambda model: setattr(model.lm_head, "forward", model.lm_head.forward)),
     "a forward of one's own": ({}, lambda model: setattr(model, "forward", model.forward)),
 }
 

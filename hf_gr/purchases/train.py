@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 NUM_BEAMS = 50  # of the measurement
 MAX_STEPS = 1600  # of the recipe of `train_recommender`
+OF_TRAIN = ("callbacks", "eval_strategy", "load_best_model_at_end", "output_dir", "save_strategy", "validation")
 logger = logging.getLogger("hf_gr.progress")
 
 
@@ -111,7 +113,7 @@ def train(
         batch_size: windows of histories in a step.
         max_steps: the most steps of training; it ends when validation stops improving.
         seed: of everything random but the split.
-        overwrite: replace a finished recommender.
+        overwrite: write into a folder that is not empty, and replace what an earlier training wrote there.
         delimiter: of CSV; by default a comma, and a tab for .tsv files.
         progress: show a bar, in terminals and notebooks; lines in logs.
         arguments: transformers' `TrainingArguments`, as in `train_recommender`.
@@ -128,7 +130,8 @@ def train(
         >>> print(made)  # doctest: +SKIP
     """
     options = locals()
-    from hf_gr.catalogue.storage import JSON_FILE
+    from transformers import TrainerCallback
+
     from hf_gr.files.cards import add_measurements
     from hf_gr.files.pairs import CARD_FILE
     from hf_gr.jobs.baselines import FEW_REPEATS
@@ -143,8 +146,15 @@ def train(
         raise ValueError(f"min_user_count={min_user_count}, expected 3 or more: a user's last two are held out")
     if text and find_spec("sentence_transformers") is None:
         raise ImportError(f'text={text!r} needs sentence-transformers: pip install "hf-gr[text]"')
-    if (output / JSON_FILE).exists() and not overwrite:
-        raise ValueError(f"output={str(output)!r} has a finished recommender, expected none: pass overwrite=True")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("train runs in several processes, expected one: for more, see train_recommender")
+    if own := [name for name in arguments if name in OF_TRAIN]:
+        raise ValueError(f"{own[0]} is given, expected none: train needs it for its measurements")
+    if output.is_dir() and any(output.iterdir()) and not (overwrite or arguments.get("resume_from_checkpoint")):
+        raise ValueError(
+            f"output={str(output)!r} is not empty, expected a new folder: pass overwrite=True to replace what a "
+            "training writes, or resume_from_checkpoint=True"
+        )
     columns = {"user": user, "item": item, "time": time, "quantity": quantity, "text": text}
     roles = {role: name for role, name in columns.items() if name}
     by_column = {name: role for role, name in reversed(roles.items())}
@@ -160,7 +170,12 @@ def train(
         features = SentenceTransformer(encoder).encode([texts.get(name, "") for name in names])
     ids = semantic_ids_from_histories(known, item_ids=names, features=features, num_codes=num_codes, seed=seed)
     (output / CARD_FILE).unlink(missing_ok=True)  # an earlier card has other measurements
-    _take_state(output)  # of a run that was interrupted
+    states: list[Any] = []
+
+    class Keep(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            states.append(state)
+
     model = train_recommender(
         known,
         ids,
@@ -170,17 +185,18 @@ def train(
         overwrite=overwrite,
         seed=seed,
         progress=progress,
-        save_total_limit=2,  # with 1, the Trainer removes the last one
+        callbacks=[Keep()],
         **{"max_steps": max_steps, "per_device_train_batch_size": batch_size, "learning_rate": 3e-3} | arguments,
     )
-    state = _take_state(output)
-    last, best = state["global_step"], state["best_global_step"]
+    last, best = states[0].global_step, states[0].best_global_step
+    for checkpoint in output.glob("checkpoint-[0-9]*"):
+        shutil.rmtree(checkpoint)
     repeats = 1 - sum(len(set(history)) for history in histories) / sum(map(len, histories))
     may_repeat = repeats >= FEW_REPEATS
     training = (
         f"{model.num_parameters():,} parameters; {len(ids):,} items, codes by level: {ids.level_sizes}",
         f"trained {last:,} steps, {last / MAX_STEPS:.0%} of the recipe's {MAX_STEPS:,}; kept those of step {best:,}, "
-        f"with the least validation loss, {state['best_metric']:.4f}",
+        f"with the least validation loss, {states[0].best_metric:.4f}",
         f"{repeats:.1%} of purchases are of what the user had before, which lists {'have' if may_repeat else 'omit'}",
     )
     users = {"history": [history[:-1] for history in histories], "next": [history[-1] for history in histories]}
@@ -207,13 +223,3 @@ def verdict_of(found: Evaluation, next_step: str) -> tuple[str, ...]:
                 lines.append(f"{word} {baseline.name}: {told}")
                 is_best &= one.low > 0
     return tuple(lines if is_best else [*lines, f"next: {next_step}"])
-
-
-def _take_state(output: Path) -> dict[str, Any]:
-    """What the last checkpoint tells of the training; all checkpoints are removed."""
-    state: dict[str, Any] = {}
-    for checkpoint in sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
-        if (file := checkpoint / "trainer_state.json").exists():
-            state = json.loads(file.read_bytes())
-        shutil.rmtree(checkpoint)
-    return state

@@ -28,7 +28,7 @@ from hf_gr.answering.recommender import (
 from hf_gr.answering.requests import Request, read_fallback, shown
 from hf_gr.answering.torch_models import input_device, load_draft_model, load_model
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.sequences import is_integer
+from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.classification.prompts import prompt_room
 from hf_gr.classification.result import Score
@@ -165,6 +165,10 @@ class Engine:
             index = load_index(constraint_index, model)
             self.catalogue = LiveCatalogue(index, {name: list(ids) for name, ids in (rules or {}).items()})
         edition = self.catalogue.edition
+        for name in ("item_bias", "item_groups"):  # in the order of today's items, and others will come
+            given = to_host(options.get(name))
+            if given is not None and not isinstance(given, Mapping) and len(given) == len(edition.index.item_ids):
+                options[name] = dict(zip(edition.index.item_ids, given, strict=True))
         self._recommender = Recommender(
             model,
             edition.index,

@@ -73,7 +73,10 @@ class RecommendRequest(Taken):
     exact: bool | None = Field(
         default=None, description="True for the best items of the whole catalogue; null for what the server does."
     )
-    max_per_group: Count | None = Field(default=None, description="The most items of one group in the answer.")
+    max_per_group: Count | None = Field(
+        default=None,
+        description="The most items of one group in the answer: of the option item_groups, or of one first code.",
+    )
     timeout_ms: Milliseconds | None = Field(default=None, description="Answer within this time, or not at all.")
     sequences: bool = Field(
         default=False, description="Also answer with every item's tokens; null for one that has left the catalogue."

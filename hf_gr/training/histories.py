@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC
 from typing import Any, Literal
 
 import numpy as np
@@ -108,7 +109,8 @@ def as_ids(values: list[Any], items: SemanticIds | None, *, is_text: bool) -> li
 
 
 def as_times(values: list[Any], name: str) -> np.ndarray:
-    """Times in an order that can be sorted."""
+    """Times in an order that can be sorted; those with a zone by universal time."""
+    values = [one.astimezone(UTC).replace(tzinfo=None) if getattr(one, "tzinfo", None) else one for one in values]
     bad: list[int] = []
     for kind in ("float64", "datetime64[us]"):
         try:

@@ -86,7 +86,12 @@ class Draft(BaseDraft):
         prompts = self.prompts(prepared)
         catalogue = device_catalogue(prepared.rules, prepared.input_ids.device)
         head = None
-        if prepared.plan.compares_legal and prompts.catch is None and not prepared.is_static:
+        if (
+            prepared.plan.compares_legal
+            and prompts.catch is None
+            and not prepared.is_static
+            and catalogue.max_length > 1
+        ):
             head = sliced_head(self.model, prepared.rules.shared.trie.codebooks, synced_gpus=prepared.synced_gpus)
         scorer = make_scorer(self.model, prompts, in_parts=layout_of(self.model) == "parts", head=head)
         return Search(scorer, catalogue, None, prompts, self)

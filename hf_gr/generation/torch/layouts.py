@@ -75,9 +75,11 @@ def every_step_may_read(model: Any, model_kwargs: Mapping[str, Any]) -> list[str
 
 def may_take_nodes(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> bool:
     """Whether nodes may be read in the prompts' own forward: for plain prompts, computed from their first token on."""
-    cache = model_kwargs.get("past_key_values")
+    cache, text = model_kwargs.get("past_key_values"), decoder_config(model)
     return (
-        decoder_config(model).model_type in TREE_FAMILIES
+        text.model_type in TREE_FAMILIES
+        and getattr(text, "is_causal", True)
+        and not getattr(text, "use_bidirectional_attention", None)
         and not own_arguments(model_kwargs)
         and model_kwargs.get("inputs_embeds") is None
         and config.prefill_chunk_size is None

@@ -45,6 +45,9 @@ def prefill_in_groups(
         and not (synced_gpus or model.training or is_patched(model) or model.config.is_encoder_decoder)
         and set(layer_types(text := decoder_config(model))) == {"full_attention"}
         and all(width <= limit for limit in growing_angles(text).values())
+        and not any(
+            one._forward_hooks or one._forward_pre_hooks for one in model.modules()
+        )  # which may tell rows apart
         and may_take_nodes(model, config, kwargs)
         and mask.shape == input_ids.shape
         and (positions is None or torch.equal(positions, positions_of(mask)))  # as everybody's are
@@ -114,6 +117,7 @@ class _Parts:
                     made.append(tuple(one.new_zeros((*shape, one.shape[-1])) for one in (layer.keys, layer.values)))
                 for own, into in zip((layer.keys, layer.values), made[number], strict=True):
                     into[rows, :, last] = own[places, :, num_shared:]
+                layer.keys = layer.values = own = None  # or all would be there twice
         cache: Any = DynamicCache()
         for number, buffers in enumerate(made):
             if shared is not None:

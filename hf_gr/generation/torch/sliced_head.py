@@ -64,6 +64,7 @@ def sliced_head(model: Any, codebooks: Sequence[Longs], *, synced_gpus: bool = F
         and not head.weight.is_meta
         and type(model).forward.__module__.startswith("transformers.models.")
         and not is_patched(model)
+        and "forward" not in vars(head)
         and not any(hooks for one in (model, head) for hooks in (one._forward_hooks, one._forward_pre_hooks))
         and not any(hasattr(one, "_hf_hook") for one in (model, head))  # Accelerate's, which move weights
         and not synced_gpus
