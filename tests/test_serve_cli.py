@@ -119,13 +119,18 @@ def test_answers_are_those_of_generate(http: httpx.Client, checkpoint: Path) -> 
 # Options
 
 
+@pytest.fixture(autouse=True)
+def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or later tests would log to streams of these, which are closed."""
+    monkeypatch.setattr("hf_gr.serving.logs.configure", lambda **_: None)
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the engine and the application of each server would be made of."""
     made: list[dict[str, Any]] = []
     monkeypatch.setattr("hf_gr.serving.engine.Engine", lambda _, **how: made.append(how))
     monkeypatch.setattr("hf_gr.serving.app.make_app", lambda _, **how: made[-1].update(how))
-    monkeypatch.setattr("hf_gr.serving.logs.configure", lambda **_: None)
     monkeypatch.setattr("hf_gr.serving.run.run", lambda *_, **__: None)
     return made
 

@@ -526,7 +526,7 @@ def test_logs_have_no_histories() -> None:
     try:
         visit()
     finally:
-        for name in ("hf_gr.serving", "uvicorn", "asyncio"):
+        for name in ("hf_gr.serving", "hf_gr", "uvicorn", "asyncio"):
             logger = logging.getLogger(name)
             logger.handlers[:], logger.propagate = [], True
             logger.setLevel(logging.NOTSET)
