@@ -189,8 +189,9 @@ def train(
         **{"max_steps": max_steps, "per_device_train_batch_size": batch_size, "learning_rate": 3e-3} | arguments,
     )
     last, best = states[0].global_step, states[0].best_global_step
-    for checkpoint in output.glob("checkpoint-[0-9]*"):
-        shutil.rmtree(checkpoint)
+    for checkpoint in output.glob("checkpoint-*"):
+        if checkpoint.name.removeprefix("checkpoint-").isdigit():
+            shutil.rmtree(checkpoint)
     repeats = 1 - sum(len(set(history)) for history in histories) / sum(map(len, histories))
     may_repeat = repeats >= FEW_REPEATS
     training = (
