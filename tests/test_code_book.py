@@ -108,7 +108,8 @@ def test_another_code_book_is_refused(refusing: str, tmp_path: Path) -> None:
         "serve {0}/model --port 0 --updates {0}/log",
     ],
 )
-def test_commands_refuse_another_code_book(command: str, folder: Path) -> None:
+def test_commands_refuse_another_code_book(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_gr.serving.logs.configure", lambda **_: None)  # its handlers would outlive the test
     result = CliRunner().invoke(build_app(), command.format(folder).split())
     assert result.exit_code == 2
     assert "another code book" in " ".join(result.stderr.split())
