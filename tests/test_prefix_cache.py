@@ -252,6 +252,7 @@ NO_CACHE = GenerationConfig(use_cache=False)
         ("mamba", {}, {}, "is of no family with tested prefix caches"),
         ("llama", {"rope_parameters": ROPE}, {}, "depend on the length of the prompt"),
         ("gemma3_text", {"use_bidirectional_attention": True, "sliding_window": 64}, {}, "computes other keys if"),
+        ("llama", {"is_causal": False}, {}, "computes other keys if"),
         ("qwen3", {}, {"token_type_ids": 1, "do_sample": True}, "token_type_ids: every prompt is"),
         ("qwen3", {}, {"generation_config": NO_CACHE}, "use_cache: every prompt is"),
     ],

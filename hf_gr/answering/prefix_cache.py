@@ -26,10 +26,9 @@ from transformers.cache_utils import DynamicCache
 
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.messages import say_once
-from hf_gr.generation.models import first_of, growing_angles
+from hf_gr.generation.models import first_of, growing_angles, sees_later_tokens
 from hf_gr.generation.torch.caches import cache_of, keeps_all_keys
-from hf_gr.generation.torch.layouts import TREE_FAMILIES
-from hf_gr.generation.torch.models import layer_types
+from hf_gr.generation.torch.models import TREE_FAMILIES, layer_types
 
 BLOCK = 16  # tokens: computing fewer again costs less than joining their keys
 # Arguments of `generate` that do not change a prompt's keys, in addition to the fields of a generation config.
@@ -209,8 +208,8 @@ def _why_not(model: Any, options: Mapping[str, Any]) -> str | None:
         return f"{name} is of no family with tested prefix caches (model_type={config.model_type!r})"
     if kinds := set(layer_types(config)) - {"full_attention", "sliding_attention"}:
         return f"{name} has layers of {', '.join(sorted(kinds))}"
-    if getattr(config, "use_bidirectional_attention", None):
-        return f"{name} computes other keys if later tokens are others (use_bidirectional_attention)"
+    if sees_later_tokens(config):
+        return f"{name} computes other keys if later tokens are others (is_causal, use_bidirectional_attention)"
     if growing_angles(config):
         return f"{name} turns keys by angles that depend on the length of the prompt (rope_type)"
     others = options.keys() - {*HARMLESS, *vars(GenerationConfig()), *GR_FIELDS}

@@ -31,6 +31,13 @@ def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:
     return getattr(config.get_text_config(decoder=not of_encoder), "max_position_embeddings", None)
 
 
+def sees_later_tokens(text_config: Any) -> bool:
+    """Whether the keys of a prompt's tokens depend on those after them."""
+    return not getattr(text_config, "is_causal", True) or bool(
+        getattr(text_config, "use_bidirectional_attention", None)
+    )
+
+
 def growing_angles(text_config: Any) -> dict[str, int]:
     """Rotary angles that depend on the number of tokens, by kind, and the most tokens for which they do not.
 

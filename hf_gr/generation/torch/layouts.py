@@ -19,13 +19,13 @@ from torch import Tensor
 
 from hf_gr.generation.internals import attention_of, has_dynamic_cache
 from hf_gr.generation.messages import say_once
-from hf_gr.generation.models import special_tokens, start_token
+from hf_gr.generation.models import sees_later_tokens, special_tokens, start_token
 from hf_gr.torch.scorers import TreeScorer
 from hf_gr.torch.tree import Nodes
 
 from .attention import may_attend_in_parts
 from .encoder_decoders import takes_positions
-from .models import decoder_config, evaluation, is_patched, layer_types, takes_argument, takes_masks
+from .models import TREE_FAMILIES, decoder_config, evaluation, is_patched, layer_types, takes_argument, takes_masks
 from .prompts import positions_of, prefill
 from .scorers import Prompts, make_scorer
 from .sliced_head import SlicedHead
@@ -33,11 +33,6 @@ from .sliced_head import SlicedHead
 # How nodes are told what they see: in two parts by `hf_gr.torch.tree_attention`, or by a mask.
 How = Literal["parts", "mask"]
 
-# tests/test_parity.py compares each of them with transformers' own results.
-TREE_FAMILIES = frozenset(
-    "bart cohere2 deepseek_v3 falcon gemma2 gemma3_text gpt2 gpt_neox gptj llama mistral olmo2 opt phi3 qwen2 qwen3 "
-    "qwen3_moe smollm3 t5".split()
-)
 # Models whose images matter to the prompt's forward alone, and the arguments that hold them: later forwards find them
 # in the cache. tests/test_images.py compares each of them.
 IMAGE_FAMILIES = frozenset("gemma3 llava paligemma qwen2_5_vl qwen2_vl qwen3_vl video_llama_3".split())
@@ -78,8 +73,7 @@ def may_take_nodes(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> 
     cache, text = model_kwargs.get("past_key_values"), decoder_config(model)
     return (
         text.model_type in TREE_FAMILIES
-        and getattr(text, "is_causal", True)
-        and not getattr(text, "use_bidirectional_attention", None)
+        and not sees_later_tokens(text)
         and not own_arguments(model_kwargs)
         and model_kwargs.get("inputs_embeds") is None
         and config.prefill_chunk_size is None

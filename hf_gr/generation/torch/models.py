@@ -23,6 +23,11 @@ from hf_gr.generation.internals import attention_of
 
 # By model what its config was, and the one of its decoder.
 _DECODERS: WeakKeyDictionary[Any, tuple[dict[str, Any], Any]] = WeakKeyDictionary()
+# tests/test_parity.py compares each of them with transformers' own results.
+TREE_FAMILIES = frozenset(
+    "bart cohere2 deepseek_v3 falcon gemma2 gemma3_text gpt2 gpt_neox gptj llama mistral olmo2 opt phi3 qwen2 qwen3 "
+    "qwen3_moe smollm3 t5".split()
+)
 MASKED = ("eager", "sdpa")  # attention that takes masks of four dimensions
 
 

@@ -20,12 +20,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from hf_gr.catalogue.fanout import Longs
 from hf_gr.torch.ops import to_device
 
-from .models import is_patched
+from .models import TREE_FAMILIES, is_patched
 
-# Models whose logits are their last hidden states by the head, and no more; tests/test_parity.py compares each.
-PLAIN_HEADS = frozenset(
-    "deepseek_v3 falcon gpt2 gpt_neox gptj llama mistral olmo2 opt phi3 qwen2 qwen3 qwen3_moe smollm3".split()
-)
+# Models whose logits are their last hidden states by the head, and no more: tests/test_sliced_head.py compares each.
+PLAIN_HEADS = TREE_FAMILIES - {"bart", "cohere2", "gemma2", "gemma3_text", "t5"}
 MOST = 0.25  # of the vocabulary: copying rows costs about as much as a forward's use of them
 
 
