@@ -33,9 +33,8 @@ def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:
 
 def sees_later_tokens(text_config: Any) -> bool:
     """Whether the keys of a prompt's tokens depend on those after them."""
-    return not getattr(text_config, "is_causal", True) or bool(
-        getattr(text_config, "use_bidirectional_attention", None)
-    )
+    is_causal = getattr(text_config, "is_causal", True)
+    return not is_causal or bool(getattr(text_config, "use_bidirectional_attention", None))
 
 
 def growing_angles(text_config: Any) -> dict[str, int]:
