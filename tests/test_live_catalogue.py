@@ -8,6 +8,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,12 @@ class Plain:
     def __init__(self, items: dict[Any, list[int]], rules: dict[str, list[Any]]) -> None:
         self.items = {item: {tuple(sequence)} for item, sequence in items.items()}
         self.rules = {name: set(ids) for name, ids in rules.items()}
+        self.removed: dict[Any, set[tuple[int, ...]]] = {}
 
     def apply(self, update: Update) -> None:
+        self.items |= {item: self.removed.pop(item) for item in update.restore}
         for item in update.remove:
-            self.items.pop(item, None)
+            self.removed[item] = self.items.pop(item)
         for item in update.add:
             self.items.setdefault(item["item_id"], set()).add((*item["sequence"], END))
         self.rules = {name: ids & set(self.items) for name, ids in self.rules.items()} | {
@@ -80,20 +83,22 @@ class Plain:
         combine_rules([index.snapshot for index, _ in held.values()], [[]] * len(held))
 
 
-def random_update(draw: random.Random, plain: Plain, ids: list[Any]) -> Update:
+def random_update(draw: random.Random, plain: Plain, ids: list[Any], kept: Iterable[Any]) -> Update:
     there = sorted(plain.items)
+    gone = sorted(set(kept) - set(there))
+    restore = draw.sample(gone, min(len(gone), draw.choice([0, 1])))
     remove = draw.sample(there, min(len(there), draw.choice([0, 0, 1, 3])))
     added = [
         {"item_id": draw.choice(ids), "sequence": [draw.randrange(4) for _ in range(draw.randint(1, 3))]}
         for _ in range(draw.choice([0, 0, 1, 4]))
     ]
-    after = sorted((set(there) - set(remove)) | {item["item_id"] for item in added})
+    after = sorted((set(there) | set(restore)) - set(remove) | {item["item_id"] for item in added})
     rules: dict[str, Any] = {}
     if draw.random() < 0.3:
         name = draw.choice("abc")
         is_deleted = name in plain.rules and draw.random() < 0.3
         rules[name] = None if is_deleted else draw.sample(after, draw.randint(0, len(after)))
-    return Update(added, remove, rules, idempotency_key=str(draw.random()))
+    return Update(added, remove, rules, restore, idempotency_key=str(draw.random()))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -106,7 +111,7 @@ def test_replicas_equal_sets(seed: int, tmp_path: Path, monkeypatch: pytest.Monk
     items = {item: [draw.randrange(4) for _ in range(draw.randint(1, 3))] + [END] for item in ids[:20]}
     index = ConstraintIndex.from_sequences(list(items.values()), item_ids=list(items), eos_token_id=END)
     replicas = [LiveCatalogue(index, {"a": ids[:10]}, log=UpdateLog(tmp_path)) for _ in range(2)]
-    plain, taken, bases = Plain(items, {"a": ids[:10]}), [], set()
+    plain, taken, bases, edition = Plain(items, {"a": ids[:10]}), [], set(), replicas[0].edition
     for version in range(1, 30):
         one, other = draw.sample(replicas, 2)
         if draw.random() < 0.06:
@@ -115,7 +120,7 @@ def test_replicas_equal_sets(seed: int, tmp_path: Path, monkeypatch: pytest.Monk
             rules = {name: [item for item in rule if item in items] for name, rule in plain.rules.items()}
             plain = Plain(items, rules)
         else:
-            update = random_update(draw, plain, ids)
+            update = random_update(draw, plain, ids, remembered(edition))
             plain.apply(update)
             edition = one.apply(update)
         assert edition.version == version == one.edition.version
@@ -159,6 +164,7 @@ def test_another_index_keeps_the_type_of_ids(caplog: pytest.LogCaptureFixture) -
     [
         ({"remove": ["ham", "rum"]}, r"remove has 1 id that the catalogue does not have \('rum'\)"),
         ({"remove": [7]}, r"remove\[0\]=7, expected strings"),
+        ({"restore": ["rum"]}, r"restore: item_ids has 1 id that the catalogue does not have \('rum'\)"),
         ({"rules": {"sweet": ["pie", "rum"]}}, r"rules\['sweet'\] has 1 id .*'rum'.*omit them, or add them"),
         ({"rules": {"bitter": None}}, r"rules\['bitter'\]=None.*there are 'sweet'"),
         ({"rules": {"": []}}, "rules has the name ''"),

