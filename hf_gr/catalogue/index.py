@@ -173,7 +173,7 @@ class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=stora
             item_id: the column of item ids; None for the row numbers.
             eos_token_id: as in `from_sequences`.
             format: of the files; by default what their names end with.
-            delimiter: of CSV; by default a comma, and a tab for `.tsv` files.
+            delimiter: of CSV; by default a comma, and a tab for `.tsv` and `.inter`.
             progress: show a progress bar.
 
         Raises:

@@ -197,7 +197,7 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
             model: as in `from_json`.
             template: as in `from_json`.
             format: of the files; by default what their names end with.
-            delimiter: of CSV; by default a comma, and a tab for `.tsv` files.
+            delimiter: of CSV; by default a comma, and a tab for `.tsv` and `.inter`.
             progress: show a progress bar.
 
         Raises:

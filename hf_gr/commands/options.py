@@ -39,7 +39,7 @@ SHARED_HELP = {
     "as_json": "Print one JSON object, for scripts.",
     "drafting": "How drafts are made: trie, head, assistant or auto; see generate. Default: the model's own.",
     "option": "NAME=VALUE: another argument of generate, such as length_penalty=0.5; may be given several times.",
-    "delimiter": "What separates the columns of CSV. Default: a comma; a tab for .tsv.",
+    "delimiter": "What separates the columns of CSV. Default: a comma; a tab for .tsv and .inter.",
     "revision": "Branch, tag or commit of the repository. Default: its main branch.",
     "device": "Where the model runs: cpu, cuda, cuda:1, mps. Default: a GPU if there is one.",
 }

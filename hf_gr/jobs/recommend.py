@@ -118,7 +118,7 @@ def recommend(
             A stopped run may be resumed with `"skip"`. A damaged file always stops the run.
         overwrite: replace the output or the parts of another run. A run always resumes from its own.
         format: of `users`; by default from the suffix.
-        delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
+        delimiter: between the columns of CSV; by default a tab in `.tsv` and `.inter`, a comma elsewhere.
         progress: show a bar on a terminal or in a notebook, in the first process. Elsewhere it is a line for each
             window to the logger `hf_gr.progress`, at level INFO.
         options: further arguments of `generate`: `drafting="trie"`, `length_penalty`, ... Sampling is refused, since

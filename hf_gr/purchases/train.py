@@ -114,7 +114,7 @@ def train(
         max_steps: the most steps of training; it ends when validation stops improving.
         seed: of everything random but the split.
         overwrite: write into a folder that is not empty, and replace what an earlier training wrote there.
-        delimiter: of CSV; by default a comma, and a tab for .tsv files.
+        delimiter: of CSV; by default a comma, and a tab for .tsv and .inter.
         progress: show a bar, in terminals and notebooks; lines in logs.
         arguments: transformers' `TrainingArguments`, as in `train_recommender`.
 

@@ -33,9 +33,10 @@ Batches = Iterator[tuple[Any, int]]  # batches of Arrow, and the byte in the fil
 
 SUFFIXES: dict[Format, tuple[str, ...]] = {
     "parquet": (".parquet", ".pq"),
-    "csv": (".csv", ".tsv"),
+    "csv": (".csv", ".tsv", ".inter"),
     "jsonl": (".jsonl", ".ndjson", ".json"),
 }
+TABBED = (".tsv", ".inter")  # the latter of RecBole, whose columns are named as `item_id:token`
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # of CSV and JSON lines; Parquet compresses inside
 READ_ERRORS = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)  # of damaged files, and of other formats
 BATCH_ROWS = 2**17  # of Parquet
@@ -113,7 +114,7 @@ def read_parquet(file: Path, roles: Mapping[str, str], batch_rows: int | None = 
 
 def read_csv(file: Path, roles: Mapping[str, str], delimiter: str | None) -> Batches:
     """Batches of some columns of a CSV file with a header, every cell as text or null."""
-    delimiter = delimiter or ("\t" if suffix_of(file) == ".tsv" else ",")
+    delimiter = delimiter or ("\t" if suffix_of(file) in TABBED else ",")
     read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads, errors name no row
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # All as text: a type that pyarrow infers from the first block may not fit the second.

@@ -1,10 +1,11 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of item ids in files. Knows no catalogue: ids of text files are texts."""
+"""Lists of item ids in files, one or one a user. Knows no catalogue: ids of text files are texts."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,27 @@ from .files import READ_ERRORS, SUFFIXES, open_file, suffix_of
 from .table import Table
 
 COLUMN = "item_id"
+
+
+def read_lists(path: Path) -> dict[str, list[Any]] | None:
+    """Items by user: of a JSON object of lists, or of lines (`.txt`) of a user and items; None if it is a table."""
+    if path.is_dir() or (suffix := suffix_of(path)) not in (".json", ".txt"):
+        return None
+    lists: dict[str, list[Any]] = {}
+    try:
+        with open_file(path) as (_, stream):
+            text = stream.read().decode("utf-8-sig")
+    except READ_ERRORS as error:
+        raise ValueError(f"{path} cannot be read ({error}), expected items by user: check the path") from error
+    if suffix == ".txt":
+        for user, *items in filter(None, map(str.split, text.splitlines())):
+            lists.setdefault(user, []).extend(items)
+        return lists
+    with suppress(ValueError):
+        found = json.loads(text)  # which lines of JSON are not
+        if isinstance(found, dict) and all(isinstance(items, list) for items in found.values()):
+            return found
+    return None
 
 
 def read_items(argument: str, path: Path) -> list[Any]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,8 +32,9 @@ def read_histories(
     """Read interactions, one a row, as a history per user.
 
     Args:
-        interactions: a file of CSV, TSV, Parquet or JSON lines, several, or a folder of them; or a table in memory
-            with columns by name (pandas, Polars, Arrow, a dictionary of lists).
+        interactions: a file of CSV, TSV, RecBole's `.inter`, Parquet or JSON lines, several, or a folder of them; or a
+            table in memory with columns by name (pandas, Polars, Arrow, a dictionary of lists). Or a file of lists,
+            oldest item first: a `.json` of one object (`{"0": [5, 7]}`), or a `.txt` of lines of a user and items.
         user: the column of users.
         item: the column of item ids.
         time: the column by which a user's rows are sorted: numbers, dates, or texts such as `2026-11-22`; without it
@@ -54,10 +57,18 @@ def read_histories(
     """
     if unknown_items not in ("refuse", "drop"):
         raise ValueError(f"unknown_items={unknown_items!r}, expected 'refuse' or 'drop'")
+    from hf_gr.tables.items import read_lists
     from hf_gr.tables.table import Table
 
+    is_path, place = isinstance(interactions, (str, PathLike)), "interactions"
+    lists = read_lists(Path(interactions)) if is_path else None
+    if lists is not None:
+        if time is not None:
+            raise ValueError(f"time={time!r} with the lists of {interactions}, expected None: lists are in order")
+        pairs = [(of, one) for of, items_of in lists.items() for one in items_of]
+        place, interactions = str(interactions), {user: [of for of, _ in pairs], item: [one for _, one in pairs]}
     names = {"user": user, "item": item} | ({} if time is None else {"time": time})
-    table = Table(interactions, {name: argument for argument, name in reversed(names.items())}, name="interactions")
+    table = Table(interactions, {name: argument for argument, name in reversed(names.items())}, name=place)
     columns: dict[str, list[Any]] = {name: [] for name in table.roles}
     for rows in table.windows(WINDOW_ROWS):
         for name, values in columns.items():
@@ -65,7 +76,7 @@ def read_histories(
             for row, cell in enumerate(cells):
                 if cell is None or cell != cell:
                     raise ValueError(rows.problem(name, row, cell, "a value: drop such rows"))
-    users, ids = columns[user], as_ids(columns[item], items, is_text=table.is_text)
+    users, ids = columns[user], as_ids(columns[item], items, is_text=table.is_text or lists is not None)
     if not users:
         raise ValueError(f"{table.name} has no row, expected at least one: there is nothing to learn from")
     known = None if items is None else set(items.item_ids)
