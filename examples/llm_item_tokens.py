@@ -170,7 +170,7 @@ def main() -> None:
     split = leave_one_out(films.histories)
     model, tokenizer = load(options, films.titles)
     features = film_features(films, split.train, seed=options.seed)
-    codes = residual_kmeans(features, num_levels=3, num_codes=16, seed=options.seed)
+    codes, _ = residual_kmeans(features, num_levels=3, num_codes=16, seed=options.seed)
 
     before = len(tokenizer)
     ids = SemanticIds.from_tokenizer(codes, tokenizer, model=model)  # adds missing tokens, resizes the embeddings

@@ -68,7 +68,7 @@ def test_codes_are_unique_and_do_not_know_the_held_out_films(films: MovieLens) -
     features = film_features(few, split.train)
     changed = leave_one_out([np.append(seen, 0) for seen in split.train])
     np.testing.assert_array_equal(features, film_features(few, changed.train))
-    codes = residual_kmeans(features, num_levels=3, num_codes=4)
+    codes, _ = residual_kmeans(features, num_levels=3, num_codes=4)
     assert len(np.unique(codes, axis=0)) == 200
     assert codes[:, :3].max() == 3
     assert codes[:, 3].max() > 0, "4 codes a level are few enough for collisions"

@@ -91,7 +91,7 @@ def test_tables_that_cannot_be_read(table: Any, how: dict[str, Any], message: st
 
 def test_equal_features_differ_in_the_last_code_only() -> None:
     pytest.importorskip("sklearn")
-    codes = residual_kmeans(np.array([[0.0], [0.0], [5.0], [0.0]]), num_levels=2, num_codes=2)
+    codes, _ = residual_kmeans(np.array([[0.0], [0.0], [5.0], [0.0]]), num_levels=2, num_codes=2)
     assert sorted(codes[[0, 1, 3], 2].tolist()) == [0, 1, 2]
     assert len(set(codes[[0, 1, 3], 0].tolist())) == 1
 

@@ -7,7 +7,7 @@ Axes: I items, Q ids that are looked up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -195,3 +195,17 @@ def _dtype_of(array: npt.NDArray[Any]) -> np.dtype[np.signedinteger]:
 
 def _beyond_64_bits(argument: str) -> ValueError:
     return ValueError(f"{argument} has an integer beyond 64 bits, expected less: pass such ids as strings")
+
+
+def history_lists(histories: Any, *, name: str = "histories") -> list[list[ItemId]]:
+    """A list of item ids per user, from lists or a dictionary of them; refuses texts and missing values."""
+    rows: list[list[ItemId]] = []
+    given: Any = cast(Any, histories).values() if isinstance(histories, Mapping) else histories
+    for number, history in enumerate(given):
+        if isinstance(history, str):
+            raise ValueError(f"{name}[{number}] is {history!r}, expected a list of items: one user's are [[...]]")
+        host = to_host(history)
+        rows.append(host.tolist() if isinstance(host, np.ndarray) else list(host))
+        if bad := [item for item in rows[-1] if not isinstance(item, str) and not is_integer(item)]:
+            raise ValueError(f"{name}[{number}] has item {bad[0]!r}, expected texts or integers: drop missing values")
+    return rows

@@ -26,7 +26,8 @@ from . import storage
 from .code_book import as_text, some_items
 from .fanout import smallest_dtype
 from .index import ConstraintIndex, TableFiles
-from .item_ids import ItemId, ItemIds, check_item_ids, read_item_ids
+from .item_ids import ItemId, ItemIds, check_item_ids, history_lists, read_item_ids
+from .new_items import as_features, by_distance, by_votes, free_codes, neighbours_of
 from .recipes import TEMPLATE, CodeReader, in_other_case, read_recipe, token_texts
 from .sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from .trie import PADDING
@@ -48,6 +49,8 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
         codes: `[N, L]` integers; -1 pads the rows of shorter semantic IDs.
         level_sizes: L codebook sizes.
         item_ids: N item ids.
+        centroids: `[C, D]` of each level of residual k-means, for `extend`; none where codes came without.
+        encoder: the model of sentence-transformers that made the D features; None for others.
 
     Example:
         >>> ids = SemanticIds([[0, 1], [2, 0], [2, 0, 1]], item_ids=["ham", "jam", "yam"], offset=3)
@@ -108,6 +111,8 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
                 f"offset={offset} and level_sizes={self.level_sizes} give tokens beyond {LARGEST_TOKEN}, expected "
                 "codes of a codebook: are these item ids?"
             )
+        self.centroids: list[npt.NDArray[np.float32]] = []
+        self.encoder: str | None = None
         # By code, for each level. The last entry stands for code -1, and is not a token either.
         self._tokens: list[npt.NDArray[np.int64]] = []
         for size in self.level_sizes:
@@ -309,6 +314,78 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
         """The `[N, L]` tokens of every item; -1 pads shorter rows."""
         return np.stack([tokens[self.codes[:, level]] for level, tokens in enumerate(self._tokens)], axis=1)
 
+    def extend(
+        self,
+        item_ids: npt.ArrayLike | Iterable[ItemId],
+        features: npt.ArrayLike | None = None,
+        *,
+        histories: Any = (),
+    ) -> SemanticIds:
+        """Give new items semantic IDs, so that a trained model knows them; those of the others stay as they are.
+
+        An item with features gets the codes of the nearest centroids of the residual k-means that made these IDs; an
+        item without, level by level, the code of most items that it stands beside in histories, where an item that
+        stands beside many counts less. The last code is the smallest that is free. `index.add` takes the new items.
+
+        Args:
+            item_ids: M new ids.
+            features: `[M, D]` numbers, as those that the IDs were made from (`semantic_ids_from_features`, or
+                `features=` of `semantic_ids_from_histories`); NaN where an item has none.
+            histories: a list of items per user, oldest first, or a dictionary of them: known and new ones.
+
+        Returns:
+            The IDs of all items, the new ones last.
+
+        Raises:
+            ValueError: an id that has a semantic ID, features of another shape, an item without features that stands
+                beside no known item, or one whose codes are all taken.
+
+        Example:
+            >>> ids = SemanticIds([[0, 0], [1, 0]], item_ids=["tea", "jam"], level_sizes=[2, 8])
+            >>> more = ids.extend(["mate"], histories=[["mate", "tea"]])
+            >>> more.codes_of("mate"), more.encode(["tea"]) == ids.encode(["tea"])
+            ((0, 1), True)
+
+        Source: the assignment of residual quantisation, TIGER (Rajput et al., 2023), sections 3.1 and 4.3.
+        """
+        checked = check_item_ids(item_ids)
+        names: list[ItemId] = [*(checked if isinstance(checked, list) else checked.tolist())]
+        if known := [name for name in names if name in self._row_of]:
+            raise ValueError(f"item_ids has {known[0]!r}, which has a semantic ID, expected new items: omit it")
+        num_features = self.centroids[0].shape[1] if self.centroids else 0
+        rows = None if features is None else as_features(features, len(names), num_features)
+        near = neighbours_of(names, history_lists(histories), self._row_of)
+        allowed: list[list[int]] = [np.flatnonzero(tokens[:-1] != PADDING).tolist() for tokens in self._tokens]
+        allowed[-1][:0] = [PADDING] * self.is_ragged
+        rows_of_codes: list[list[int]] = self.codes.tolist()
+        taken: set[tuple[int, ...]] = set(map(tuple, rows_of_codes))
+        made: list[tuple[int, ...]] = []
+        for place, name in enumerate(names):
+            if rows is not None and np.isfinite(rows[place]).all():
+                next_codes = by_distance(rows[place], self.centroids)
+            elif weights := near[name]:
+                codes_of = [tuple(self.codes[self._row_of[other]].tolist()) for other in weights]
+                next_codes = by_votes(list(zip(codes_of, weights.values(), strict=True)))
+            else:
+                raise ValueError(
+                    f"item {name!r} has no features and stands beside no known item in histories, expected either: "
+                    "leave it out until it is bought with others"
+                )
+            codes = free_codes(next_codes, taken=taken, allowed=allowed)
+            if codes is None:
+                raise ValueError(
+                    f"item {name!r} fits codes that are all taken, expected room in level_sizes={self.level_sizes}: "
+                    "make new semantic IDs, and train again"
+                )
+            taken.add(codes)
+            made.append(codes)
+        if not made:
+            return self
+        of_all: Any = np.concatenate([self.codes, np.array(made)])
+        extended = SemanticIds(of_all, item_ids=[*self.item_ids, *names], level_sizes=self.level_sizes)
+        extended._tokens, extended.centroids, extended.encoder = self._tokens, self.centroids, self.encoder
+        return extended
+
     def constraint_index(self, *, eos_token_id: int | None = None) -> ConstraintIndex:
         """Compile the catalogue of these items.
 
@@ -386,11 +463,13 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
             "tokens": tokens.astype(smallest_dtype(self.vocab_size)),
             "item_ids.values": ids.values,
             **({} if ids.bounds is None else {"item_ids.bounds": ids.bounds}),
+            **{f"centroids.{level}": table for level, table in enumerate(self.centroids)},
         }
         description = {
             "num_items": len(self),
             "level_sizes": list(self.level_sizes),
             "item_id_type": "string" if ids.are_strings else "integer",
+            **({} if self.encoder is None else {"encoder": self.encoder}),
         }
         how: Any = {"version": FORMAT_VERSION, "digests": ["arrays_xxh3"]}
         storage.save(directory, description, arrays, card=card, files=FILES, **how)
@@ -405,6 +484,8 @@ class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES)
             ids = cls(arrays["codes"], item_ids=packed.take(np.arange(len(packed))), level_sizes=sizes)
             ends = np.cumsum(sizes)[:-1]
             ids._tokens = [np.append(part, PADDING).astype(np.int64) for part in np.split(arrays["tokens"], ends)]
+            ids.centroids = [arrays[name] for name in sorted(arrays) if name.startswith("centroids.")]
+            ids.encoder = cast("str | None", description.get("encoder"))
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"{folder / FILES[1]} holds no semantic IDs ({error}): download or save it again"

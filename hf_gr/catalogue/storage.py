@@ -37,7 +37,7 @@ ARRAYS_FILE = "constraint_index.safetensors"
 FILES = (JSON_FILE, ARRAYS_FILE)
 # By the name in the description; the first one that is there is compared at every load.
 DIGESTS: dict[str, Callable[[], Any]] = {"arrays_xxh3": xxhash.xxh3_128, "arrays_sha256": hashlib.sha256}
-DTYPES = {"U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
+DTYPES = {"U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "F32": np.float32}
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy as np
 
 from hf_gr.catalogue import SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.sequences import is_integer, to_host
 
 Histories = dict[Any, list[ItemId]]
 WINDOW_ROWS = 2**16
@@ -95,19 +94,6 @@ def read_histories(
         if known is None or ids[row] in known:
             histories[users[row]].append(ids[row])
     return {user: history for user, history in histories.items() if history}
-
-
-def history_lists(histories: Any, *, name: str = "histories") -> list[list[ItemId]]:
-    """A list of item ids per user, from lists or a dictionary of them; refuses texts and missing values."""
-    rows: list[list[ItemId]] = []
-    for number, history in enumerate(histories.values() if isinstance(histories, Mapping) else histories):
-        if isinstance(history, str):
-            raise ValueError(f"{name}[{number}] is {history!r}, expected a list of items: one user's are [[...]]")
-        host = to_host(history)
-        rows.append(host.tolist() if isinstance(host, np.ndarray) else list(host))
-        if bad := [item for item in rows[-1] if not isinstance(item, str) and not is_integer(item)]:
-            raise ValueError(f"{name}[{number}] has item {bad[0]!r}, expected texts or integers: drop missing values")
-    return rows
 
 
 def as_ids(values: list[Any], items: SemanticIds | None, *, is_text: bool) -> list[ItemId]:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.fanout import smallest_dtype
-from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.item_ids import ItemId, history_lists
 from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.models import start_token
@@ -28,7 +28,6 @@ from hf_gr.generation.torch.models import base_model, takes_argument
 from hf_gr.generation.torch.prompts import positions_of, with_placeholders
 from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
 
-from .histories import history_lists
 from .packing import pad_prompts, pad_token
 
 

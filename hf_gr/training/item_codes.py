@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from hf_gr.catalogue import SemanticIds
-from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.item_ids import ItemId, history_lists
+from hf_gr.catalogue.new_items import WINDOW
 
-from .histories import history_lists
+ROOM = 8  # last codes that no item has yet, more than the fullest prefix needs: `SemanticIds.extend` gives them away
 
 
 def semantic_ids_from_features(
@@ -63,8 +64,11 @@ def semantic_ids_from_features(
         if value < 1:
             raise ValueError(f"{name}={value}, expected 1 or more")
     _need_sklearn()
-    codes = residual_kmeans(array, num_levels=num_levels, num_codes=num_codes, seed=seed)
-    return SemanticIds(codes, item_ids=item_ids, offset=offset)
+    codes, centroids = residual_kmeans(array, num_levels=num_levels, num_codes=num_codes, seed=seed)
+    sizes: list[int] = (codes.max(axis=0) + 1).tolist()
+    ids = SemanticIds(codes, item_ids=item_ids, level_sizes=[*sizes[:-1], sizes[-1] + ROOM], offset=offset)
+    ids.centroids = [table.astype(np.float32) for table in centroids]
+    return ids
 
 
 def semantic_ids_from_histories(
@@ -118,18 +122,27 @@ def semantic_ids_from_histories(
     if unknown := [item for row in rows for item in row if item not in row_of]:
         raise ValueError(f"histories has item {unknown[0]!r}, expected one of item_ids: add it there")
     known = [np.array([row_of[item] for item in row], dtype=np.int64) for row in rows]
-    blocks = neighbour_factors(known, len(names), num_factors=32, window=5, seed=seed)
+    blocks = neighbour_factors(known, len(names), num_factors=32, window=WINDOW, seed=seed)
+    own = np.zeros((len(names), 0)) if features is None else np.asarray(features, dtype=np.float64)
     if features is not None:
-        blocks = np.concatenate([2 * unit_variance(blocks), unit_variance(np.asarray(features))], axis=1)
-    return semantic_ids_from_features(
+        blocks = np.concatenate([2 * unit_variance(blocks), unit_variance(own)], axis=1)
+    ids = semantic_ids_from_features(
         blocks, names, num_levels=num_levels, num_codes=num_codes, offset=offset, seed=seed
     )
+    # Of the features alone, as they were given: a new item has no factors.
+    tables = [table[:, table.shape[1] - own.shape[1] :] * scale_of(own) for table in ids.centroids]
+    ids.centroids = [table.astype(np.float32) for table in [tables[0] + own.mean(axis=0), *tables[1:]] if own.size]
+    return ids
 
 
 def unit_variance(block: np.ndarray) -> np.ndarray:
     """Features, centred, with a total variance of one, so that no block dominates by having more columns."""
-    block = block - block.mean(axis=0)
-    return block / max(float(np.sqrt(block.var(axis=0).sum())), 1e-12)
+    return (block - block.mean(axis=0)) / scale_of(block)
+
+
+def scale_of(block: np.ndarray) -> float:
+    """The root of the total variance."""
+    return max(float(np.sqrt(block.var(axis=0).sum())), 1e-12)
 
 
 def neighbour_factors(
@@ -159,26 +172,29 @@ def neighbour_factors(
         return TruncatedSVD(min(num_factors, num_items - 1), random_state=seed).fit_transform(matrix)
 
 
-def residual_kmeans(features: np.ndarray, *, num_levels: int, num_codes: int, seed: int = 0) -> np.ndarray:
-    """`[N, num_levels + 1]` codes, unique by row.
+def residual_kmeans(
+    features: np.ndarray, *, num_levels: int, num_codes: int, seed: int = 0
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """`[N, num_levels + 1]` codes, unique by row, and the `[C, D]` centroids of each level.
 
     Each level is k-means of the residuals of the levels before; the last code counts the items that share all others.
     """
     from sklearn.cluster import KMeans
 
     residual = np.array(features, dtype=np.float64)
-    codes = np.zeros((len(residual), num_levels + 1), dtype=np.int64)
+    codes, centroids = np.zeros((len(residual), num_levels + 1), dtype=np.int64), list[np.ndarray]()
     for level in range(num_levels):
         num_clusters = min(num_codes, len(np.unique(residual, axis=0)))
         kmeans: Any = KMeans(num_clusters, max_iter=50, random_state=seed + level)
         kmeans.fit(residual)
         codes[:, level] = kmeans.labels_
         residual -= kmeans.cluster_centers_[kmeans.labels_]
+        centroids.append(kmeans.cluster_centers_)
     seen = Counter[tuple[int, ...]]()
     for code in codes:
         code[-1] = seen[key := tuple(code[:-1].tolist())]
         seen[key] += 1
-    return codes
+    return codes, centroids
 
 
 def _need_sklearn() -> None:
