@@ -22,6 +22,7 @@ from hf_gr import SemanticIds  # noqa: E402
 from hf_gr.commands.app import build_app  # noqa: E402
 from hf_gr.purchases.clean import clean  # noqa: E402
 from hf_gr.purchases.train import verdict_of  # noqa: E402
+from hf_gr.serving.catalogues import LiveCatalogue, Update  # noqa: E402
 from hf_gr.tables.table import Table  # noqa: E402
 from hf_gr.training import semantic_ids_from_histories  # noqa: E402
 
@@ -135,6 +136,38 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
     assert len(hf_gr.recommend(folder, [[3, 4]], top_k=3)[0]) == 3
     result = CliRunner().invoke(build_app(), line.split())
     assert (result.exit_code, "pass overwrite=True" in result.stderr) == (2, True)
+    check_tomorrow(folder)
+
+
+def check_tomorrow(folder: Path) -> None:
+    """Item 12 is bought with item 3, 13 and 14 have texts, 15 is bought once, 16 with nothing that is known."""
+    before = SemanticIds.from_pretrained(folder)
+    lines = ["who,what,day,title", "ann,3,1,tea red", "ann,12,2,", "ann,13,3,tea green", "bob,14,1,tea red"]
+    lines += ["bob,13,2,tea green", "bob,15,3,", "ann,12,4,", "ann,14,5,tea red", "cid,16,1,", "cid,16,2,"]
+    today, patch = folder.parent / "today.csv", folder.parent / "patch.json"
+    today.write_text("\n".join(lines))
+    line = f"items extend {folder} {today} --user who --item what --time day --min-item-count 2 --patch {patch}"
+    refused = CliRunner().invoke(build_app(), [*line.split(), "--text", "text"])
+    assert (refused.exit_code, "'text'" in refused.stderr) == (2, True)
+    result = CliRunner().invoke(build_app(), [*line.split(), "--text", "title"])
+    assert result.exit_code == 0, result.output
+    for told in (
+        "3 new items: 2 by texts, 1 by what they are bought with",
+        "1 new item with fewer than 2 purchases: left out (15)",
+        "1 new item bought with no known item: left out (16)",
+    ):
+        assert told in result.stdout
+    assert re.search(r"the first codes of \d+% of \d items are those", result.stdout)
+    ids, index = SemanticIds.from_pretrained(folder), hf_gr.ConstraintIndex.from_pretrained(folder)
+    assert ids.item_ids == [*before.item_ids, 12, 13, 14]
+    assert ids.codes_of(12)[:3] == ids.codes_of(3)[:3]
+    assert ids.codes_of(13)[0] in ids.codes[6:12, 0]  # green, as they are
+    assert ids.codes_of(14)[0] in ids.codes[:6, 0]
+    catalogue = LiveCatalogue(before.constraint_index())
+    catalogue.apply(Update.from_dict(json.loads(patch.read_text())))
+    assert list(catalogue.edition.index) == list(index) == list(ids.constraint_index())
+    assert set(hf_gr.recommend(folder, [[3, 12]], top_k=15)[0]) == set(range(15))
+    assert "0 new items" in CliRunner().invoke(build_app(), line.split()).stdout
 
 
 def test_the_verdict_is_that_of_the_intervals_and_says_what_next() -> None:

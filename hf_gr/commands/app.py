@@ -27,6 +27,7 @@ DEMO_PACKAGES = {
 # One of each command.
 EXAMPLES = {
     "train": "hf-gr train purchases.csv --user customer --item product --time day --output recommender",
+    "extend": "hf-gr items extend recommender today.csv --user customer --item product --time day --patch patch.json",
     "recommend": "hf-gr recommend --model me/recommender --index me/catalogue --input users.parquet --history items "
     "--exclude items --output recs.parquet",
     "evaluate": "hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
@@ -56,6 +57,7 @@ def build_app() -> typer.Typer:
     # These need typer: `main` checks for it first.
     from hf_gr.jobs.evaluate import evaluate as of_evaluate
     from hf_gr.jobs.recommend import recommend as of_recommend
+    from hf_gr.purchases.extend import extend as of_extend
     from hf_gr.purchases.train import train as of_train
 
     from . import classify, env, evaluate, index, recommend, serve
@@ -70,19 +72,22 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(_version)
-    of_index = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+    of_index, of_items = (typer.Typer(no_args_is_help=True, rich_markup_mode="markdown") for _ in range(2))
     functions = [demo, train, recommend.recommend, evaluate.evaluate, classify.classify, serve.serve, env.env]
     more: dict[str, Any] = {
         "train": {"like": of_train, "described": [of_train]},
+        "extend": {"like": of_extend, "described": [of_extend]},
         "recommend": {"like": of_recommend, "described": [of_recommend]},
         "evaluate": {"like": of_evaluate, "described": [of_recommend, of_evaluate, recommend.recommend]},
     }
-    for typers, group, several in ((app, "", functions), (of_index, "index ", index.COMMANDS)):
+    groups = ((app, "", functions), (of_index, "index ", index.COMMANDS), (of_items, "items ", [extend]))
+    for typers, group, several in groups:
         for each in several:
             name = each.__name__
             made = command(each, group=group, **more.get(name, {}))
             typers.command(name, epilog=f"Example: `{EXAMPLES[name]}`")(made)
     app.add_typer(of_index, name="index", help="Build, show, check and push catalogues.")
+    app.add_typer(of_items, name="items", help="Semantic IDs for new items.")
     return app
 
 
@@ -158,6 +163,25 @@ def train(purchases: list[Path], *, output: Path, as_json: bool = False, **given
 
     made = run(purchases, output, **given)
     say(made.to_json() if as_json else f"{made}\n\nSaved to {made.output} after {made.seconds:.0f} s")
+
+
+def extend(recommender: str, purchases: list[Path], *, as_json: bool = False, **given: Any) -> None:
+    """Give the new items of a table of purchases semantic IDs, and add them to a recommender's catalogue.
+
+    A new item gets codes beside those of the items whose texts are like its own, where the recommender was trained
+    with --text; else of those that it is bought with. Known items keep theirs, and the model stays as it is.
+
+    Args:
+        purchases: new purchases, or all: a table as `hf-gr train` reads it.
+        as_json: print one JSON object.
+    """
+    require("hf-gr items extend", "demo", {"pandas": "pandas", "pyarrow": "pyarrow"})
+    from hf_gr.purchases.extend import extend as run
+
+    from .failures import say
+
+    made = run(recommender, purchases, **given)
+    say(made.to_json() if as_json else repr(made))
 
 
 def _version(

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
+from hf_gr.catalogue import SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.tables.table import Table
 from hf_gr.training.histories import WINDOW_ROWS, as_ids, as_times
@@ -14,8 +16,26 @@ from hf_gr.training.histories import WINDOW_ROWS, as_ids, as_times
 TIE_SEED = 0  # never a run's: what is held out stays the same
 
 
+def read_purchases(
+    purchases: Any, columns: Mapping[str, str | None], delimiter: str | None
+) -> tuple[Table, dict[str, str]]:
+    """The table, and which of its columns have which role."""
+    roles = {role: name for role, name in columns.items() if name}
+    if "text" in roles and find_spec("sentence_transformers") is None:
+        raise ImportError(f'text={roles["text"]!r} needs sentence-transformers: pip install "hf-gr[text]"')
+    by_column = {name: role for role, name in reversed(roles.items())}
+    return Table(purchases, by_column, name="purchases", delimiter=delimiter), roles
+
+
+def text_features(encoder: str | None, texts: Sequence[str]) -> Any:
+    """`[N, D]` embeddings of texts by a model of sentence-transformers."""
+    from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
+
+    return SentenceTransformer(encoder).encode(list(texts))
+
+
 def clean(
-    table: Table, roles: Mapping[str, str], options: Mapping[str, Any]
+    table: Table, roles: Mapping[str, str], options: Mapping[str, Any], items: SemanticIds | None = None
 ) -> tuple[list[list[ItemId]], dict[ItemId, str], tuple[str, ...]]:
     """Histories, oldest purchase first; texts of items; and what was found and left out, a line each.
 
@@ -51,7 +71,7 @@ def clean(
     # Beside a missing cell, pandas makes floats of integers.
     ids = [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in frame["item"]]
     times = as_times(list(frame["time"]), roles["time"]) if "time" in roles else range(len(frame))
-    frame = frame.assign(item=as_ids(ids, None, is_text=table.is_text), time=times)
+    frame = frame.assign(item=as_ids(ids, items, is_text=table.is_text), time=times)
     if "time" in roles and options["drop_duplicates"]:  # without times, the user may have bought it again
         same = ["user", "item", "time"]
         keep(frame.drop_duplicates(same), "of the same user, item and time as another (drop_duplicates)")

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -135,17 +134,15 @@ def train(
     from hf_gr.files.cards import add_measurements
     from hf_gr.files.pairs import CARD_FILE
     from hf_gr.jobs.baselines import FEW_REPEATS
-    from hf_gr.tables.table import Table
     from hf_gr.training.item_codes import semantic_ids_from_histories
     from hf_gr.training.recommender import train_recommender
 
-    from .clean import clean
+    from .clean import clean, read_purchases, text_features
+    from .extend import agreement
 
     start, output = perf_counter(), Path(output)
     if min_user_count < 3:
         raise ValueError(f"min_user_count={min_user_count}, expected 3 or more: a user's last two are held out")
-    if text and find_spec("sentence_transformers") is None:
-        raise ImportError(f'text={text!r} needs sentence-transformers: pip install "hf-gr[text]"')
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("train runs in several processes, expected one: for more, see train_recommender")
     if own := [name for name in arguments if name in OF_TRAIN]:
@@ -156,19 +153,16 @@ def train(
             "training writes, or resume_from_checkpoint=True"
         )
     columns = {"user": user, "item": item, "time": time, "quantity": quantity, "text": text}
-    roles = {role: name for role, name in columns.items() if name}
-    by_column = {name: role for role, name in reversed(roles.items())}
-    table = Table(purchases, by_column, name="purchases", delimiter=delimiter)
+    table, roles = read_purchases(purchases, columns, delimiter)
     histories, texts, report = clean(table, roles, options)
     for line in report:
         logger.info(line)
     known, names = [history[:-2] for history in histories], sorted({item for history in histories for item in history})
     features = None
     if text:
-        from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
-
-        features = SentenceTransformer(encoder).encode([texts.get(name, "") for name in names])
+        features = text_features(encoder, [texts.get(name, "") for name in names])
     ids = semantic_ids_from_histories(known, item_ids=names, features=features, num_codes=num_codes, seed=seed)
+    ids.encoder = encoder if text else None
     (output / CARD_FILE).unlink(missing_ok=True)  # an earlier card has other measurements
     states: list[Any] = []
 
@@ -198,6 +192,7 @@ def train(
         f"{model.num_parameters():,} parameters; {len(ids):,} items, codes by level: {ids.level_sizes}",
         f"trained {last:,} steps, {last / MAX_STEPS:.0%} of the recipe's {MAX_STEPS:,}; kept those of step {best:,}, "
         f"with the least validation loss, {states[0].best_metric:.4f}",
+        agreement(ids, known),
         f"{repeats:.1%} of purchases are of what the user had before, which lists {'have' if may_repeat else 'omit'}",
     )
     users = {"history": [history[:-1] for history in histories], "next": [history[-1] for history in histories]}

@@ -1,0 +1,141 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`extend`: tomorrow's items, from tomorrow's purchases, for a recommender that was trained before them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.new_items import by_votes, neighbours_of
+from hf_gr.catalogue.sequences import shown
+from hf_gr.files.atomic import replaced_file
+from hf_gr.files.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, repr=False)
+class Extended:
+    """What `extend` made.
+
+    Attributes:
+        item_ids: the new items.
+        told: what was found in the table, left out and made, a line each.
+        patch: of a server's catalogue, the body of `PATCH /v1/catalogue`.
+    """
+
+    item_ids: tuple[ItemId, ...]
+    told: tuple[str, ...]
+    patch: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """One JSON object; its fields are those of this class."""
+        return json.dumps(vars(self))
+
+    def __repr__(self) -> str:
+        return "\n".join(self.told)
+
+
+def extend(
+    recommender: str | Path,
+    purchases: Any,
+    *,
+    user: str = "user",
+    item: str = "item",
+    time: str | None = "time",
+    quantity: str | None = None,
+    text: str | None = None,
+    min_item_count: int = 1,
+    output: str | Path | None = None,
+    patch: str | Path | None = None,
+    delimiter: str | None = None,
+) -> Extended:
+    """Give the new items of a table of purchases semantic IDs, and add them to a recommender's catalogue.
+
+    A new item gets codes beside those of the items whose texts are like its own, where the recommender was trained
+    with texts; else of those that it is bought with. Known items keep theirs, and the model stays as it is.
+
+    Args:
+        recommender: the folder that `train` wrote, or a repository of one.
+        purchases: a table of purchases as `train` reads it: new ones, or all.
+        user: column of users.
+        item: column of item ids.
+        time: column of times; empty if rows are in order.
+        quantity: column of quantities, to find returns by.
+        text: column of item texts, as the recommender was trained with.
+        min_item_count: new items with fewer purchases are left out.
+        output: the folder for semantic IDs and catalogue; by default the recommender's own.
+        patch: file for the body of `PATCH /v1/catalogue`, by which a server that runs takes the new items.
+        delimiter: of CSV; by default a comma, and a tab for .tsv files.
+
+    Returns:
+        The new items, and what was found and left out.
+
+    Raises:
+        ValueError: the table cannot be read, the recommender has no texts, or no code is left for an item.
+
+    Example:
+        >>> made = extend("recommender", "today.csv", time="day")  # doctest: +SKIP
+        >>> print(made)  # doctest: +SKIP
+    """
+    from .clean import clean, read_purchases, text_features
+
+    folder = Path(recommender if output is None else output)
+    if output is None and not folder.is_dir():
+        raise ValueError(f"recommender={str(recommender)!r} is no folder here, expected output=, the folder to write")
+    ids, index = SemanticIds.from_pretrained(recommender), ConstraintIndex.from_pretrained(recommender)
+    if text and ids.encoder is None:
+        raise ValueError(f"text={text!r}, expected none: the recommender was trained without texts")
+    columns = {"user": user, "item": item, "time": time, "quantity": quantity, "text": text}
+    table, roles = read_purchases(purchases, columns, delimiter)
+    options = dict.fromkeys(("drop_missing", "drop_returns", "drop_duplicates", "shuffle_ties"), True)
+    histories, texts, told = clean(table, roles, {**options, "min_item_count": 1, "min_user_count": 1}, ids)
+    known = set(ids.item_ids)
+    counts = Counter(name for history in histories for name in history if name not in known)
+    near = neighbours_of(counts, histories, known)
+    rare = sorted(name for name, count in counts.items() if count < min_item_count)
+    alone = sorted(name for name in counts.keys() - {*rare} if not near[name] and name not in texts)
+    new = sorted(counts.keys() - {*rare, *alone})
+    features, has_text = None, [row for row, name in enumerate(new) if name in texts]
+    if has_text:
+        features = np.full((len(new), ids.centroids[0].shape[1]), np.nan)
+        features[has_text] = text_features(ids.encoder, [texts[new[row]] for row in has_text])
+    ids = ids.extend(new, features, histories=histories)
+    sequences = {name: ids.encode([name]) for name in new}
+    index.add(list(sequences.values()), new)
+    by_texts = f"{len(has_text)} by texts, {len(new) - len(has_text)} by what they are bought with"
+    lines = [f"{counted(len(new), 'new item')}: {by_texts}"]
+    for left, why in ((rare, f"with fewer than {min_item_count} purchases"), (alone, "bought with no known item")):
+        lines += [f"{counted(len(left), 'new item')} {why}: left out ({shown(left)})"] if left else []
+    lines.append(agreement(ids, histories))
+    index.save_pretrained(folder)
+    ids.save_pretrained(folder)
+    body = {"add": [{"item_id": name, "sequence": sequence} for name, sequence in sequences.items()]}
+    if patch is not None:
+        with replaced_file(Path(patch)) as file:
+            file.write(json.dumps(body).encode())
+    return Extended(tuple(new), (*told, *lines), body)
+
+
+def agreement(ids: SemanticIds, histories: Sequence[Sequence[ItemId]]) -> str:
+    """How well codes still say what is bought together; it falls as taste drifts from what they were made from."""
+    known = set(ids.item_ids)
+    near = neighbours_of({name for history in histories for name in history} & known, histories, known)
+    codes = {name: ids.codes_of(name) for name in known}
+    votes = {
+        name: next(iter(by_votes([(codes[other], weight) for other, weight in others.items()])(())))
+        for name, others in near.items()
+        if others
+    }
+    share = sum(codes[name][0] == code for name, code in votes.items()) / max(len(votes), 1)
+    return f"the first codes of {share:.0%} of {counted(len(votes), 'item')} are those of what they are bought with"
