@@ -72,6 +72,15 @@ def test_a_node_may_have_more_children_than_16_bits_count(num_short: int, large:
     assert below.legal.sum(-1).tolist() == [[*large, 1]]
 
 
+@pytest.mark.parametrize(("states", "width"), [([1, 2], 100), ([2, 2], 2), ([2, -1], 2), ([-1, -1], 1)])
+def test_a_cpu_reads_no_more_children_than_the_largest_of_the_beams_has(states: list[int], width: int) -> None:
+    index = ConstraintIndex.from_sequences([[3, token] for token in range(100)] + [[5, 1], [5, 99]])
+    below = transition.children(torch.tensor([states]), catalogue_of(index), level=1)
+    assert below.shape == (1, 2, width)
+    tokens = [below.tokens[0, place][below.legal[0, place]].tolist() for place in range(2)]
+    assert tokens == [{1: [*range(100)], 2: [1, 99]}.get(state, []) for state in states]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(

@@ -39,6 +39,7 @@ from report import print_json_line, print_table
 from step_parts import (
     LENGTH,
     WITH_RULE,
+    Calls,
     Clock,
     FromLastToken,
     MadeBeforehand,
@@ -161,7 +162,7 @@ def run_setting(setting: Setting, options: argparse.Namespace) -> dict[str, Any]
     log(f"{setting}: comparing answers")
     seconds = check_answers(bench, rows, options.seed)
     log(f"{setting}: timing")
-    times = time_decodes(bench, seconds, options)
+    times, calls = time_decodes(bench, seconds, options)
     levels = {name: medians(runs.values()) for name, runs in times.items()}
     step = {name: sum(levels[name]) / LENGTH for name in times}
     return {
@@ -172,14 +173,15 @@ def run_setting(setting: Setting, options: argparse.Namespace) -> dict[str, Any]
         "level_seconds": levels,
         "ratio": {name: paired(runs, times[UNCONSTRAINED]) for name, runs in times.items()},
         "repetitions": {name: len(runs) for name, runs in times.items()},
+        "calls": calls,
     }
 
 
 @freed_memory_is_kept()
 def time_decodes(
     bench: Bench, seconds: dict[str, float], options: argparse.Namespace
-) -> dict[str, dict[int, list[float]]]:
-    """Seconds of every level, for every contender and each of its repetitions, by number."""
+) -> tuple[dict[str, dict[int, list[float]]], dict[str, int]]:
+    """Seconds of every level, for every contender and each of its repetitions, by number; and calls of PyTorch's."""
     random = torch.Generator().manual_seed(options.seed)
     widths = [1] + [bench.beams] * (LENGTH - 1)
     logits = [
@@ -197,7 +199,12 @@ def time_decodes(
             bench.run(name, MadeBeforehand(logits, clock))
             clock.mark()
             times[name][repetition] = clock.seconds()
-    return times
+    calls = {}
+    for name in bench.names:
+        with Calls() as counted:
+            bench.run(name, MadeBeforehand(logits, Clock(bench.device)))
+        calls[name] = counted.number
+    return times, calls
 
 
 def medians(runs: Iterable[list[float]]) -> list[float]:
@@ -219,6 +226,8 @@ def print_times(results: list[dict[str, Any]]) -> None:
     print_cells(results, names, lambda result, name: f"{1000 * result['step_seconds'][name]:.3f}")
     print("\ntime of a decode by that of the unconstrained one beside it")
     print_cells(results, names, lambda result, name: f"{result['ratio'][name]:.2f}")
+    print("\noperations of PyTorch in a decode, of some microseconds each however small they are")
+    print_cells(results, names, lambda result, name: str(result["calls"][name]))
 
 
 def print_cells(

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from generate import Answer
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import combine_rules
@@ -160,6 +161,16 @@ class Clock:
             return [end - start for start, end in pairs]
         self.marks[-1].synchronize()
         return [start.elapsed_time(end) / 1000 for start, end in pairs]
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations while it is entered."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += 1
+        return func(*args, **(kwargs or {}))
 
 
 class MadeBeforehand:

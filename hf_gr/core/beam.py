@@ -162,10 +162,14 @@ def select(
     # Padding comes after the last child, and is dead.
     if missing := max(number - size, int(picked is not None)):
         flat, keys = (ops.pad(one, missing, DEAD) for one in (flat, keys))
-    chosen = ops.topk(keys, number)[1] if picked is None else picked
-    kept_scores = ops.along(flat, chosen)
-    beams = beams.losing(kept_scores[:, num_kept:])
-    chosen, kept_scores = chosen[:, :num_kept], kept_scores[:, :num_kept]
+    chosen, kept_scores = picked, None
+    if chosen is None:
+        kept_scores, chosen = ops.topk(keys, number)
+    if kept_scores is None or noise is not None:
+        kept_scores = ops.along(flat, chosen)
+    if number > num_kept:
+        beams = beams.losing(kept_scores[:, num_kept:])
+        chosen, kept_scores = chosen[:, :num_kept], kept_scores[:, :num_kept]
     chosen = chosen.clip(0, size - 1) if missing else chosen
     parents = chosen if num_children == 1 else chosen // num_children
     tokens, states = candidates.take(chosen)

@@ -5,8 +5,8 @@
 Source: STATIC, algorithm 2 (the vectorized node transition kernel), on a trie whose children are contiguous. What may
 be dead is not in the trie: one bit per node says what is alive, and a few nodes per row are hidden.
 
-Axes: B batch, K beams, C children: a static shape, the largest branching of the level; E hidden nodes;
-U rules.
+Axes: B batch, K beams, C children: a static shape, the largest branching of the level, or on a CPU the beams' own;
+E hidden nodes; U rules.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from hf_gr.catalogue.rules import BatchRules
 
 from .device_trie import TAKEN_ONE_BY_ONE, DeviceTrie, moved, on_device, windows
 from .ops import to_device
+
+# Children of a level's largest node from which those of the beams are counted on a CPU, where that waits for nothing:
+# in a skewed catalogue a few nodes have thousands, and most have one.
+COUNTED_FROM = 64
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,10 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
         return _unchecked_children(checked, catalogue.unchecked[level], catalogue.dead_state)
     trie, of = catalogue.trie, catalogue.trie.levels[level]
     first, after = trie.child_bounds(states, level=level)
-    below = first + of.places
-    legal = below < after
+    places, number = of.places, after - first
+    if level and len(places) > COUNTED_FROM and states.device.type == "cpu" and not torch.compiler.is_compiling():
+        places = places[: max(int(number.max()), 1)]
+    below, legal = first + places, places < number
     if catalogue.alive is not None and (bits := catalogue.alive[level]) is not None:
         legal = legal & _are_alive(below - trie.level_starts[level + 1], bits, catalogue.rule_of_row)
     if catalogue.hidden is not None and (hidden := catalogue.hidden[level]) is not None:
