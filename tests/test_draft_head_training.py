@@ -62,23 +62,20 @@ def trainer(directory: Path, model: Any, data: Any = None, **options: Any) -> Dr
 def test_every_item_with_others_before_it_is_an_entry() -> None:
     tokens = [[3, 10, -1], [4, 11, 20], [5, -1, -1], [6, 12, -1]]
     histories = [[0, 1, 2], [], [3], [2, 3, 0, 1]]
-    data = InteractionDataset.from_histories(histories, tokens, max_items=2, prefix_tokens=[50], eos_token_id=2)
+    data = InteractionDataset.from_histories(histories, tokens, max_items=2, eos_token_id=2)
     expected = []
     for history in histories:
         for place in range(1, len(history)):
             prompt = [token for item in history[max(0, place - 2) : place] for token in tokens[item] if token >= 0]
-            expected.append(([50, *prompt], [token for token in tokens[history[place]] if token >= 0] + [2]))
+            expected.append((prompt, [token for token in tokens[history[place]] if token >= 0] + [2]))
     found = [tuple(values.tolist() for values in data[number].values()) for number in range(len(data))]
     assert found == expected
     assert data.lengths.tolist() == [len(prompt) for prompt, _ in expected]
-    assert data.max_token_id == 50
-    assert len(InteractionDataset.from_histories(histories, tokens, max_items=3, min_items=2)) == 3
+    assert data.max_token_id == 20
     assert [*data[-1]["input_ids"]] == expected[-1][0]
     assert [*pickle.loads(pickle.dumps(data))[0]["labels"]] == expected[0][1]
     with pytest.raises(IndexError):
         data[len(data)]
-    first = InteractionDataset.from_histories(histories, tokens, max_items=2, min_items=0, prefix_tokens=[50])
-    assert first[0]["input_ids"].tolist() == [50]
 
 
 def test_histories_are_of_the_items_ids() -> None:
@@ -114,9 +111,7 @@ ITEMS = [[3, 10], [4, 11]]
         ({"prompts": [[3], [3]], "labels": [[3, 4], [-1, 4]]}, r"labels\[1\] is \[-1, 4\]"),
         ({"histories": [[0, 1], [0, 2]]}, r"histories\[1\] has item 2"),
         ({"histories": [[0], [1]]}, "no history of 2 items or more"),
-        ({"max_items": 1, "min_items": 2}, "min_items=2, exp"),
         ({"max_items": 0}, "max_items=0, expected 1 or more"),
-        ({"min_items": 0}, "prefix_tokens"),
         ({"items": ConstraintIndex.from_sequences(ITEMS)}, "items is a ConstraintIndex, expected SemanticIds"),
     ],
 )

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -200,7 +199,7 @@ def _explained(name: str, file: str) -> Iterator[None]:
         ) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise ValueError(
-            f"{name!r} is no folder here, and the Hub gives no {file} for such a repository ({_line(error)}): "
+            f"{name!r} is no folder here, and the Hub gives no {file} for such a repository ({one_line(error)}): "
             "check the name, revision= and subfolder=, and token= if it is private"
         ) from error
     except errors.HTTPError as error:  # of httpx or httpx2, depending on the version of huggingface_hub
@@ -211,62 +210,16 @@ def _failure(name: str, file: str, error: BaseException | None) -> Exception:
     """The error for a Hub that answers without the file, or for a broken connection."""
     if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
         return ValueError(
-            f"the Hub refuses {file} of {name!r} ({_line(error)}): check token=, which may be wrong, expired, or of "
-            "a user without access to this repository"
+            f"the Hub refuses {file} of {name!r} ({one_line(error)}): check token=, which may be wrong, expired, or "
+            "of a user without access to this repository"
         )
     return ConnectionError(
-        f"{file} of {name!r} did not arrive ({_line(error)}), and nothing of it is kept: try again later, or with "
+        f"{file} of {name!r} did not arrive ({one_line(error)}), and nothing of it is kept: try again later, or with "
         "local_files_only=True if it was downloaded before"
     )
 
 
-def _line(error: BaseException | None) -> str:
+def one_line(error: BaseException | None) -> str:
     """The message of the Hub's own library, on one line, without its advice on HTTP."""
     text = re.sub(r"For more information check: \S+", "", "" if error is None else str(error) or repr(error))
     return " ".join(text.split())
-
-
-def push_folder(
-    save: Callable[[Path, str], None],
-    repo_id: str,
-    *,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    commit_message: str,
-    create_pr: bool = False,
-) -> str:
-    """Upload what `save(folder, repo_id)` writes, and return the commit's URL; see `HubMixin.push_to_hub`."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError
-
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        save(folder, repo_id)  # first: if it cannot be saved, no repository is created
-        api, full_id = HfApi(token=token), repo_id
-        try:
-            full_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-            if full_id != repo_id:  # the Hub prepended the user's name
-                (folder / "README.md").unlink()
-                save(folder, full_id)
-            if revision is not None and not create_pr and not revision.startswith("refs/"):  # as of a pull request
-                api.create_branch(full_id, branch=revision, exist_ok=True)
-            kept = ["README.md"] if api.file_exists(full_id, "README.md", revision=revision) else None
-            commit = api.upload_folder(
-                repo_id=full_id,
-                folder_path=folder,
-                revision=revision,
-                commit_message=commit_message,
-                create_pr=create_pr,
-                ignore_patterns=kept,
-            )
-        except RuntimeError as error:  # for a large file; its cause says more
-            raise ConnectionError(
-                f"{full_id} is unchanged: a file was not uploaded ({_line(error)} {_line(error.__cause__)}): push "
-                "again, which uploads only what is missing"
-            ) from error
-        except HTTPError as error:
-            if hasattr(error, "response"):  # the Hub's own refusal
-                raise
-            raise ConnectionError(f"the Hub did not take {full_id} ({_line(error)}): check the connection") from error
-    return commit.commit_url

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The three methods of objects saved as a folder of files. Knows neither the files' format nor how the Hub works.
+"""The three methods of objects saved as a folder of files. Does not know the files' format.
 
 `huggingface_hub.ModelHubMixin` is not used: it reads and writes a `config.json`, which in the folder of a model is the
 model's, and knows no `subfolder` and no `verify`.
@@ -8,11 +8,12 @@ model's, and knows no `subfolder` and no `verify`.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .hub import Source, push_folder
+from .hub import Source, one_line
 
 Saved = TypeVar("Saved", bound="HubMixin")  # not `Self`, which beartype accepts only on whole classes
 
@@ -112,15 +113,41 @@ class HubMixin:
             ConnectionError: a file could not be uploaded.
             huggingface_hub.errors.HTTPError: the Hub refuses, or is down.
         """
-        return push_folder(
-            lambda folder, name: self._save(folder, name=name, **saving),
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            commit_message=commit_message or f"Upload {self._what}",
-            create_pr=create_pr,
-        )
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HTTPError
+
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            self._save(folder, name=repo_id, **saving)  # first: if it cannot be saved, no repository is created
+            api, full_id = HfApi(token=token), repo_id
+            try:
+                full_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+                if full_id != repo_id:  # the Hub prepended the user's name
+                    (folder / "README.md").unlink()
+                    self._save(folder, name=full_id, **saving)
+                if revision is not None and not create_pr and not revision.startswith("refs/"):  # as of a pull request
+                    api.create_branch(full_id, branch=revision, exist_ok=True)
+                kept = ["README.md"] if api.file_exists(full_id, "README.md", revision=revision) else None
+                commit = api.upload_folder(
+                    repo_id=full_id,
+                    folder_path=folder,
+                    revision=revision,
+                    commit_message=commit_message or f"Upload {self._what}",
+                    create_pr=create_pr,
+                    ignore_patterns=kept,
+                )
+            except RuntimeError as error:  # for a large file; its cause says more
+                raise ConnectionError(
+                    f"{full_id} is unchanged: a file was not uploaded ({one_line(error)} "
+                    f"{one_line(error.__cause__)}): push again, which uploads only what is missing"
+                ) from error
+            except HTTPError as error:
+                if hasattr(error, "response"):  # the Hub's own refusal
+                    raise
+                raise ConnectionError(
+                    f"the Hub did not take {full_id} ({one_line(error)}): check the connection"
+                ) from error
+        return commit.commit_url
 
     def _save(self, directory: Path, *, name: str) -> None:
         """Save; the card tells users to load it by this name."""

@@ -25,7 +25,7 @@ from hf_gr.core.best_first import Below, Prefixes
 from hf_gr.core.decide import best
 
 from . import ops
-from .decode import Decoded, read_prompt
+from .decode import Decoded, Loop, read_prompt
 from .noise import Noise
 from .plan import DecodePlan
 from .scorers import Params, Prompt, Scorer, ScorerCache
@@ -67,11 +67,11 @@ def best_first(
     ends at `max_nodes`: then it is the best that was found. There are at most as many forwards: a row that is not done
     scores one prefix in each.
     """
-    search = _BestFirst(scorer, params, catalogue, plan, noise)
+    search = _BestFirst(scorer, params, catalogue, plan, noise, draft_params)
     state = search.start(prompt)
-    if search.length > 1:
+    if search.num_levels > 1:
         state = lax.while_loop(lambda state: state.flags.any(), search.advance, state)
-    found, columns = state.found, jnp.arange(search.length)
+    found, columns = state.found, jnp.arange(search.num_levels)
     is_token = (columns < found.depths[..., None]) & (found.keys > DEAD)[..., None]
     paths = is_token.astype(jnp.int32) - 1
     sequences, keys, paths = best(Finished(ops, found.sequences, paths, found.keys, found.keys[:, :1] > DEAD), plan)
@@ -80,8 +80,8 @@ def best_first(
         keys if noise is None else jnp.where(keys > DEAD, found.scores, keys),
         paths,
         perturbed_scores=None if noise is None else keys,
-        num_levels=jnp.full(len(found.keys), search.length),
-        num_proven=core.num_proven(found, state.waiting, state.lost, max_length=search.length),
+        num_levels=jnp.full(len(found.keys), search.num_levels),
+        num_proven=core.num_proven(found, state.waiting, state.lost, max_length=search.num_levels),
         step_scores=None,
         step_logits=None,
         speculation=replace(state.speculation, num_nodes=state.num_nodes),
@@ -91,26 +91,14 @@ def best_first(
 best_first_program = jax.jit(best_first, static_argnames=("scorer",))
 
 
-@dataclass(frozen=True)
-class _BestFirst:
-    """What all forwards of a call share."""
-
-    scorer: Scorer
-    params: Params
-    catalogue: DeviceCatalogue
-    plan: DecodePlan
-    noise: Noise | None
+class _BestFirst(Loop):
+    """Scores the best prefixes of all lengths."""
 
     @property
     def groups(self) -> core.Groups | None:
         """Of the items, if a list may have so many of one at most."""
         of, most = self.catalogue.groups, self.plan.max_per_group
         return None if of is None or most is None else core.Groups(of, most)
-
-    @property
-    def length(self) -> int:
-        """L."""
-        return self.catalogue.max_length
 
     def start(self, prompt: Prompt) -> _State:
         """Score the prompt, and what is drafted below it."""
@@ -123,9 +111,9 @@ class _BestFirst:
             draft = drafter.draft(beams, jnp.zeros(batch_size, dtype=jnp.int32), every, context)
             nodes, num_drafted, num_first = draft.nodes, draft.nodes.tokens.shape[1], drafter.num_first
             speculation = speculation.drafting(draft, self.catalogue.dead_state)
-        logits, _, cache, made = read_prompt(self.scorer, self.params, prompt, nodes, num_levels=self.length)
+        logits, _, cache, made = read_prompt(self.scorer, self.params, prompt, nodes, num_levels=self.num_levels)
         # Nothing follows the children of the last level's nodes: no node sees those.
-        cache = cache.with_room(num_drafted + plan.max_nodes if self.length > 2 else 0)
+        cache = cache.with_room(num_drafted + plan.max_nodes if self.num_levels > 2 else 0)
         waiting, found = (self._none(batch_size, number) for number in (plan.max_nodes, plan.num_return_sequences))
         state = _State(
             waiting,
@@ -186,13 +174,13 @@ class _BestFirst:
             speculation=state.speculation.after_forward(),
             cache=_kept(state.cache, made, depths, start, number),
         )
-        levels = range(1, self.length)
+        levels = range(1, self.num_levels)
         return self._with_next(self._with(state, self._below(_in_slots(picked, own), logits, levels), levels))
 
     def _with(self, state: _State, below: Below, levels: range) -> _State:
         """The same with the children of nodes of these levels."""
         state = replace(state, lost=core.with_broken(state.lost, below))
-        if levels.start + 1 < self.length:
+        if levels.start + 1 < self.num_levels:
             waiting, lost = core.with_best(state.waiting, below, state.lost)
             state = replace(state, waiting=waiting, lost=lost)
         if any(self.catalogue.has_leaves[level] for level in levels):
@@ -202,9 +190,9 @@ class _BestFirst:
 
     def _with_next(self, state: _State) -> _State:
         """The same with the choice of what the next forward scores."""
-        plan, steps = self.plan, max(self.length - 1, 1)
+        plan, steps = self.plan, max(self.num_levels - 1, 1)
         width, left = min(plan.num_beams, plan.max_nodes // steps), plan.max_nodes - state.num_nodes
-        how = {"number": width, "max_nodes": plan.max_nodes, "max_length": self.length}
+        how = {"number": width, "max_nodes": plan.max_nodes, "max_length": self.num_levels}
         places, flags = core.next_prefixes(state.waiting, state.found, left=left[:, None], **how)
         return replace(state, places=places, flags=flags)
 
@@ -221,13 +209,13 @@ class _BestFirst:
         scores = scores - jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
         if plan.renormalize_logits:
             scores = renormalize(jnp.where(legal.legal, scores, DEAD))
-        if plan.forces_end and self.length - 1 in levels:  # only the end token is left
-            scores = jnp.where((nodes.depths == self.length - 1)[..., None], 0.0, scores)
+        if plan.forces_end and self.num_levels - 1 in levels:  # only the end token is left
+            scores = jnp.where((nodes.depths == self.num_levels - 1)[..., None], 0.0, scores)
         steps = self.catalogue.biased(scores, nodes.states, legal)
         scores = nodes.scores[..., None] + steps
         lengths = (nodes.depths + 1).astype(jnp.float32)[..., None]
         # No item below a prefix has fewer tokens than one more, or more than the longest.
-        bounds = jnp.where(plan.length_penalty >= 0, float(self.length), lengths + 1)
+        bounds = jnp.where(plan.length_penalty >= 0, float(self.num_levels), lengths + 1)
         is_there = legal.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
         if self.noise is None:
             inner, ended = (scores / by**plan.length_penalty for by in (bounds, lengths))
@@ -259,7 +247,7 @@ class _BestFirst:
 
     def _none(self, batch_size: int, number: int) -> Prefixes:
         like = jnp.zeros(0)
-        how = {"batch_size": batch_size, "max_length": self.length, "no_slot": NO_SLOT}
+        how = {"batch_size": batch_size, "max_length": self.num_levels, "no_slot": NO_SLOT}
         return Prefixes.none(ops, like, number=number, **how)
 
 

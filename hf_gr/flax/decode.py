@@ -110,7 +110,7 @@ decode_program = jax.jit(decode, static_argnames=("scorer",))
 
 
 @dataclass(frozen=True)
-class _Search:
+class Loop:
     """What all forwards of a call share."""
 
     scorer: Scorer
@@ -124,6 +124,10 @@ class _Search:
     def num_levels(self) -> int:
         """L."""
         return self.catalogue.max_length
+
+
+class _Search(Loop):
+    """Decides levels of beams."""
 
     def start(self, prompt: Prompt) -> _State:
         """Compute the prompt, and the draft below it; decide the first level, and the drafted ones."""

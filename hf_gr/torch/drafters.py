@@ -7,7 +7,6 @@ Axes: B batch, K beams, N nodes of a level, C children.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -65,7 +64,7 @@ class Assistant:
         logits = scorer.begin()[0]
         if level:
             logits = self._score(scorer, nodes_of(beams), depth=1)
-        search = (Samples if frontier.plan.is_relaxed else Best)(frontier, scorer)
+        search = DraftSearch(frontier, scorer)
         nodes, first = None, beams.scores.shape[1] * max(level - 1, 0)  # of the beams among all nodes of the forward
         for depth, number in enumerate([*whole, *[self.num_beams] * self.num_steps], start=level + 1):
             if nodes is not None:
@@ -83,65 +82,45 @@ class Assistant:
         return logits
 
 
-class DraftSearch(ABC):
-    """A search by a draft model's scores, one level after the other, from a frontier on."""
+class DraftSearch:
+    """A search by a draft model's scores, one level after the other, from a frontier on.
+
+    If relaxed, it draws samples without replacement (AtSpeed, section 3.2); else it finds the best nodes of a level
+    (equation 1), with the target's own noise if it samples.
+    """
 
     def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
         plan = frontier.plan
         self.plan = replace(plan, stopping_criteria=None, processor_width=plan.width)
-        self.catalogue = frontier.catalogue
-        self.scorer = scorer
+        self.catalogue, self.scorer = frontier.catalogue, scorer
         self.nodes = replace(frontier.beams, lost=None)  # of the last level
-        self.dead = torch.full((), beam.DEAD, device=self.nodes.scores.device)
-
-    @abstractmethod
-    def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
-        """The `number` nodes of the next level, of `depth` tokens, given the logits after those of the last one."""
-
-    def children(
-        self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int
-    ) -> tuple[Children, Float[Tensor, "batch nodes children"]]:
-        """The children of the last level's nodes, and their cumulative scores."""
-        legal = children(self.nodes.states, self.catalogue, level=depth - 1)
-        own = child_scores(logits, legal, self.nodes, self.plan, self.scorer.columns)
-        own = self.catalogue.biased(own, self.nodes.states, legal)
-        return legal, torch.where(legal.legal, self.nodes.scores[..., None] + own, self.dead)
-
-
-class Samples(DraftSearch):
-    """N samples without replacement, in drawing order, with their probabilities (AtSpeed, section 3.2)."""
-
-    def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
-        """See `DraftSearch.step`."""
-        legal, scores = self.children(logits, depth=depth)
-        assert self.plan.noise is not None
-        how = {"noise": self.plan.noise.stream(DRAFTS), "dead_state": self.catalogue.dead_state}
-        self.nodes, log_probs = draw(self.nodes, legal, scores, number=number, **how)
-        return Nodes(self.nodes.tokens, self.nodes.parents, self.nodes.states, log_probs=log_probs)
-
-
-class Best(DraftSearch):
-    """The N best nodes of a level (AtSpeed, equation 1), with the target's own noise if it samples."""
-
-    def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
-        super().__init__(frontier, scorer)
         self.paths = paths_of(self.nodes)
         self.behind = torch.zeros_like(self.nodes.scores)  # how far each is below its path's own choice
+        self.dead = torch.full((), beam.DEAD, device=self.behind.device)
 
     def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
-        """See `DraftSearch.step`."""
-        legal, scores = self.children(logits, depth=depth)
+        """The `number` nodes of the next level, of `depth` tokens, given the logits after those of the last one."""
+        plan, catalogue, above = self.plan, self.catalogue, self.nodes
+        legal = children(above.states, catalogue, level=depth - 1)
+        own = child_scores(logits, legal, above, plan, self.scorer.columns)
+        own = catalogue.biased(own, above.states, legal)
+        scores = torch.where(legal.legal, above.scores[..., None] + own, self.dead)
+        if plan.is_relaxed:
+            assert plan.noise is not None
+            how = {"noise": plan.noise.stream(DRAFTS), "dead_state": catalogue.dead_state}
+            self.nodes, log_probs = draw(above, legal, scores, number=number, **how)
+            return Nodes(self.nodes.tokens, self.nodes.parents, self.nodes.states, log_probs=log_probs)
         self.nodes, self.paths, self.behind = draft_best(
-            self.nodes,
+            above,
             self.paths,
             self.behind,
             legal,
             scores,
-            open_children(legal, self.catalogue, depth=depth),
-            self.plan,
+            open_children(legal, catalogue, depth=depth),
+            plan,
             number=min(number, scores[0].numel()),
-            dead_state=self.catalogue.dead_state,
-            noise=self.plan.noise,
+            dead_state=catalogue.dead_state,
+            noise=plan.noise,
         )
         return Nodes(self.nodes.tokens, self.nodes.parents, self.nodes.states)
 

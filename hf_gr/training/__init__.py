@@ -8,19 +8,17 @@
 from .atspeed_trainer import AtSpeedTrainer
 from .draft_head_trainer import DraftHeadTrainer
 from .histories import read_histories
-from .interactions import DraftHeadCollator, InteractionDataset
+from .interactions import InteractionDataset
 from .item_codes import semantic_ids_from_features, semantic_ids_from_histories
 from .packing import score_paths
 from .recommender import small_recommender, train_recommender
 from .teacher import write_teacher_data
-from .teacher_dataset import TeacherCollator, TeacherDataset
+from .teacher_dataset import TeacherDataset
 
 __all__ = [
     "AtSpeedTrainer",
-    "DraftHeadCollator",
     "DraftHeadTrainer",
     "InteractionDataset",
-    "TeacherCollator",
     "TeacherDataset",
     "read_histories",
     "score_paths",

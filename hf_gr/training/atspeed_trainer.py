@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 from transformers import TrainingArguments
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.sequences import is_integer
 from hf_gr.generation.torch.models import base_model
 
 from . import losses
@@ -29,8 +28,6 @@ from .teacher_dataset import TeacherCollator, TeacherDataset
 Loss = Literal["beamkd", "atspeed-s", "atspeed-r", "seqkd", "sft"]
 LOSSES = get_args(Loss)
 DEFAULT_ALPHA: dict[str, float | None] = {"beamkd": 1.0, "seqkd": None}  # of the others: 0.5
-ALIGNMENTS = ("beamkd", "atspeed-s", "atspeed-r")
-READ_BY = {"alpha": (*ALIGNMENTS, "seqkd"), "num_tokens": ("atspeed-s", "atspeed-r")}  # which losses read an option
 
 
 class AtSpeedTrainer(LossTrainer):
@@ -54,12 +51,11 @@ class AtSpeedTrainer(LossTrainer):
         constraint_index: the catalogue that the data was written with.
         loss: `"beamkd"`, ours (`losses.align_f`); the paper's `"atspeed-s"` for strict and `"atspeed-r"` for relaxed
             verification; or one of its baselines `"sft"` and `"seqkd"` (`hf_gr.training.losses`).
+            AtSpeed's compare as many legal tokens of each distribution as the data has beams.
             `examples/benchmark/atspeed.py` compares them, and has the paper's other baselines.
         alpha: the weight of the alignment in the first three, and of the target's sequences in `"seqkd"`; the rest
             weighs the cross entropy on the label. By default 0.5, as in the paper; 1 for `"beamkd"`, which then needs
             no labels; and in `"seqkd"` the label counts as one sequence more.
-        num_tokens: how many legal tokens of each distribution AtSpeed's losses compare; by default the data's
-            `num_beams`.
         kwargs: transformers' own: `callbacks`, `optimizers`, ...
 
     Raises:
@@ -99,36 +95,28 @@ class AtSpeedTrainer(LossTrainer):
         constraint_index: ConstraintIndex,
         loss: Loss = "beamkd",
         alpha: float | None = None,
-        num_tokens: int | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_options(loss, alpha, num_tokens)
+        _check_options(loss, alpha)
         self.alpha = DEFAULT_ALPHA.get(loss, 0.5) if alpha is None else alpha
-        needs_labels = loss == "sft" or self.alpha != 1
+        self.needs_labels = loss == "sft" or self.alpha != 1
         given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         datasets = {name: inner_data(name, dataset, TeacherDataset) for name, dataset in given.items()}
         self._snapshot = constraint_index.snapshot.compact()
         digest = self._snapshot.fingerprint_of_sequences()
         for name, dataset in datasets.items():
-            _check_data(name, dataset, digest, loss, needs_labels=needs_labels)
+            _check_data(name, dataset, digest, loss, needs_labels=self.needs_labels)
         if model is not None:  # with model_init= transformers creates it later
             _check_model(model, datasets, constraint_index)
             learn_code_book(base_model(model), constraint_index.snapshot, argument="constraint_index")
-        self.loss, self.num_tokens = loss, num_tokens
-        if num_tokens is None and datasets:
-            self.num_tokens = next(iter(datasets.values())).settings["num_beams"]
-        collator = TeacherCollator(
-            0 if model is None else pad_token(model),
-            sequences=loss != "sft",
-            log_probs=loss in ALIGNMENTS,
-            labels=needs_labels,
-        )
-        kwargs.setdefault("data_collator", collator)
+        self.loss = loss
+        self.num_tokens = next((dataset.settings["num_beams"] for dataset in datasets.values()), None)
+        kwargs.setdefault("data_collator", TeacherCollator(0 if model is None else pad_token(model)))
         super().__init__(model=model, args=own_arguments(args), **kwargs)
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         groups = [inputs["sequences"]] if self.loss != "sft" else []
-        if "labels" in inputs:
+        if self.needs_labels:
             groups.append(inputs["labels"].clamp(min=-1)[:, None])
         length = max(group.shape[-1] for group in groups)
         paths = torch.cat([pad(group, (0, length - group.shape[-1]), value=-1) for group in groups], dim=1)
@@ -141,7 +129,7 @@ class AtSpeedTrainer(LossTrainer):
             learned = losses.seqkd(log_probs[:, :number], paths[:, :number] >= 0)
         else:
             learned = self._alignment(scores, inputs)
-        if "labels" not in inputs:
+        if not self.needs_labels:
             return self.alpha * learned
         return self.alpha * learned + (1 - self.alpha) * losses.seqkd(log_probs[:, -1:], paths[:, -1:] >= 0)
 
@@ -163,19 +151,13 @@ class AtSpeedTrainer(LossTrainer):
         return losses.align_s(pairs, losses.kth_log_probs(chosen, mask), mask, num_tokens=self.num_tokens)
 
 
-def _check_options(loss: str, alpha: Any, num_tokens: Any) -> None:
+def _check_options(loss: str, alpha: Any) -> None:
     if loss not in LOSSES:
         raise ValueError(f"loss={loss!r}, expected one of {', '.join(map(repr, sorted(LOSSES)))}")
     if alpha is not None and not (isinstance(alpha, (int, float)) and alpha is not True and 0 <= alpha <= 1):
         raise ValueError(f"alpha={alpha!r}, expected 0 to 1: the weight of the alignment")
-    if num_tokens is not None and not (is_integer(num_tokens) and num_tokens > 0):
-        raise ValueError(f"num_tokens={num_tokens!r}, expected a positive integer, or None for the data's num_beams")
-    for name, value in {"alpha": alpha, "num_tokens": num_tokens}.items():
-        if value is not None and loss not in READ_BY[name]:
-            raise ValueError(
-                f"{name}={value!r} with loss={loss!r}, which ignores it, expected none: omit it, or take one of "
-                f"{', '.join(map(repr, READ_BY[name]))}"
-            )
+    if alpha is not None and loss == "sft":
+        raise ValueError(f"alpha={alpha!r} with loss='sft', which ignores it, expected None: omit it")
 
 
 def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, *, needs_labels: bool) -> None:
@@ -185,7 +167,7 @@ def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, *, need
             "written with: load that one, or write the data again"
         )
     if needs_labels and not data.settings["has_labels"]:
-        fix = ", or train with alpha=1" if loss in READ_BY["alpha"] else ""
+        fix = "" if loss == "sft" else ", or train with alpha=1"
         raise ValueError(
             f"{name} has no labels, expected them for loss={loss!r}: write_teacher_data(labels=...)" + fix
         )

@@ -117,7 +117,7 @@ class DraftHeadTrainer(LossTrainer):
         self.train_backbone = train_backbone
         self._rates = {"logit_heads": logit_lr, "embeddings": embedding_lr, "transitions": transition_lr}
         self._rows_alone = False
-        kwargs.setdefault("data_collator", DraftHeadCollator.for_model(model))
+        kwargs.setdefault("data_collator", DraftHeadCollator(model))
         super().__init__(model=model, args=args, **kwargs)
         if self.args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(

@@ -26,7 +26,7 @@ from hf_gr.generation.models import start_token
 from hf_gr.generation.prompts import padding_side
 from hf_gr.generation.torch.models import base_model, takes_argument
 from hf_gr.generation.torch.prompts import positions_of, with_placeholders
-from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
+from hf_gr.torch.draft_head import IGNORED
 
 from .packing import pad_prompts, pad_token
 
@@ -63,7 +63,7 @@ class InteractionDataset(Dataset):
         if (values < 0).any():
             row = int(np.searchsorted(bounds, (values < 0).argmax(), side="right")) - 1
             raise ValueError(f"prompts[{row}] has a token below 0, expected token ids: omit padding")
-        self._fill(values, bounds[:-1], bounds[1:], (), rows, np.arange(len(rows)))
+        self._fill(values, bounds[:-1], bounds[1:], rows, np.arange(len(rows)))
 
     @classmethod
     def from_histories(
@@ -72,8 +72,6 @@ class InteractionDataset(Dataset):
         items: SemanticIds | Any,
         *,
         max_items: int,
-        min_items: int = 1,
-        prefix_tokens: Sequence[int] = (),
         eos_token_id: int | None = None,
     ) -> InteractionDataset:
         """One entry for every item with earlier items, which are its prompt.
@@ -84,8 +82,6 @@ class InteractionDataset(Dataset):
                 `[N, L]` with -1 after the end of short ones.
             max_items: the most items of a prompt, 1 or more; the latest are kept. The model must have positions for
                 them and for placeholders.
-            min_items: the fewest items of a prompt; an item with fewer before it is no entry.
-            prefix_tokens: before every prompt.
             eos_token_id: after every label: needed if the catalogue has an end token, or the head would never learn
                 to stop.
 
@@ -103,41 +99,26 @@ class InteractionDataset(Dataset):
         """
         if max_items < 1:
             raise ValueError(f"max_items={max_items}, expected 1 or more: a prompt has an item")
-        if not 0 <= min_items <= max_items or (min_items == 0 and not len(prefix_tokens)):
-            raise ValueError(
-                f"min_items={min_items}, expected 1 to max_items={max_items}; 0 goes with prefix_tokens alone, for a "
-                "prompt has a token"
-            )
         values, bounds, tokens = flat_histories(histories, items)
         begins = np.repeat(bounds[:-1], np.diff(bounds))
-        targets = np.flatnonzero(np.arange(len(values)) - begins >= min_items)
+        targets = np.flatnonzero(np.arange(len(values)) > begins)
         if not len(targets):
-            raise ValueError(
-                f"histories has no history of {min_items + 1} items or more, expected one: {min_items} for the prompt "
-                "and the one that followed"
-            )
+            raise ValueError("histories has no history of 2 items or more, expected one: a prompt and what followed")
         labels = tokens if eos_token_id is None else read_catalogue(tokens, eos_token_id)
         is_token = (tokens != PADDING)[values]
         places = np.cumsum([0, *is_token.sum(axis=1)])  # of items among the tokens
         starts = places[np.maximum(begins[targets], targets - max_items)]
         made = cls.__new__(cls)
         made.items = items if isinstance(items, SemanticIds) else None
-        made._fill(tokens[values][is_token], starts, places[targets], prefix_tokens, labels, values[targets])
+        made._fill(tokens[values][is_token], starts, places[targets], labels, values[targets])
         return made
 
     def _fill(
-        self,
-        tokens: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        prefix: Sequence[int],
-        label_tokens: np.ndarray,
-        label_rows: np.ndarray,
+        self, tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: np.ndarray, rows: np.ndarray
     ) -> None:
         self._tokens = tokens.astype(smallest_dtype(int(tokens.max())))  # [T]
         self._starts, self._ends = starts, ends  # [E]: where in `_tokens` an entry's prompt begins and ends
-        self._prefix = np.asarray(prefix, dtype=np.int64)
-        self._label_tokens, self._label_rows = label_tokens, label_rows  # [N, L], and [E] of its rows
+        self._label_tokens, self._label_rows = labels, rows  # [N, L], and [E] of its rows
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -145,20 +126,19 @@ class InteractionDataset(Dataset):
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         if not -len(self) <= number < len(self):
             raise IndexError(f"{number} is out of range for {len(self)} entries")
-        prompt = np.concatenate([self._prefix, self._tokens[self._starts[number] : self._ends[number]]])
+        prompt = self._tokens[self._starts[number] : self._ends[number]]
         label = self._label_tokens[self._label_rows[number]]
-        return {"input_ids": prompt, "labels": label[label != PADDING].astype(np.int64)}
+        return {"input_ids": prompt.astype(np.int64), "labels": label[label != PADDING].astype(np.int64)}
 
     @property
     def lengths(self) -> np.ndarray:
         """`[E]` tokens of the prompts, for sampling by length."""
-        return len(self._prefix) + self._ends - self._starts
+        return self._ends - self._starts
 
     @property
     def max_token_id(self) -> int:
         """The largest token of all prompts and labels."""
-        labels = self._label_tokens[np.unique(self._label_rows)]
-        return max(int(part.max(initial=0)) for part in (self._tokens, labels, self._prefix))
+        return max(int(self._tokens.max()), int(self._label_tokens[np.unique(self._label_rows)].max()))
 
     def check_labels(self, codebooks: Sequence[np.ndarray]) -> None:
         """Refuse labels outside these codebooks, the tokens of each level."""
@@ -182,55 +162,22 @@ class DraftHeadCollator:
     after its start token, and the prompt is padded on the right.
 
     Args:
-        head: the draft head, or its config.
-        pad_token_id: fills short prompts; the attention mask hides it.
-        decoder_start_token_id: of an encoder-decoder; None for a decoder.
-        position_ids: add positions that do not count padding; for decoders that take them.
+        model: the model with the head, also in wrappers for training.
 
-    Example:
-        >>> config = DraftHeadConfig(hidden_size=8, codebook_sizes=(2, 3), placeholder_token_ids=(98, 99))
-        >>> data = InteractionDataset([[5, 6], [7]], labels=[[0, 2], [1, 4]])
-        >>> batch = DraftHeadCollator(config)([data[0], data[1]])
-        >>> batch["input_ids"].tolist(), batch["position_ids"].tolist()
-        ([[5, 6, 98, 99], [0, 7, 98, 99]], [[0, 1, 2, 3], [0, 0, 1, 2]])
+    Raises:
+        ValueError: an encoder-decoder has no start token.
     """
 
-    def __init__(
-        self,
-        head: DraftHead | DraftHeadConfig,
-        *,
-        pad_token_id: int = 0,
-        decoder_start_token_id: int | None = None,
-        position_ids: bool = True,
-    ) -> None:
-        config = head.config if isinstance(head, DraftHead) else head
-        self.placeholder_ids = config.placeholder_token_ids
-        self.num_levels = config.num_levels
-        self.pad_token_id = pad_token_id
-        self.decoder_start_token_id = decoder_start_token_id
-        self.position_ids = position_ids
-
-    @classmethod
-    def for_model(cls, model: Any) -> DraftHeadCollator:
-        """The collator for a model with a draft head.
-
-        Raises:
-            ValueError: an encoder-decoder has no start token.
-        """
+    def __init__(self, model: Any) -> None:
         inner = base_model(model)
-        start = None
-        if inner.config.is_encoder_decoder:
-            start = start_token(inner.generation_config)
-            if start is None:
-                raise ValueError(
-                    "model.generation_config.decoder_start_token_id is None, expected a token: set it, as for generate"
-                )
-        return cls(
-            inner.draft_head,
-            pad_token_id=pad_token(inner),
-            decoder_start_token_id=start,
-            position_ids=takes_argument(inner, "position_ids"),
-        )
+        config, self.is_encoder_decoder = inner.draft_head.config, inner.config.is_encoder_decoder
+        self.placeholder_ids, self.num_levels = config.placeholder_token_ids, config.num_levels
+        self.pad_token_id, self.start = pad_token(inner), start_token(inner.generation_config)
+        self.takes_positions = takes_argument(inner, "position_ids")
+        if self.is_encoder_decoder and self.start is None:
+            raise ValueError(
+                "model.generation_config.decoder_start_token_id is None, expected a token: set it, as for generate"
+            )
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """A batch of tensors; labels are `[B, L]`, -100 after the end of short ones."""
@@ -238,16 +185,16 @@ class DraftHeadCollator:
         for row, sample in enumerate(samples):
             labels[row, : len(sample["labels"])] = torch.as_tensor(sample["labels"])
         prompts = [sample["input_ids"] for sample in samples]
-        side = padding_side(is_encoder_decoder=self.decoder_start_token_id is not None)
+        side = padding_side(is_encoder_decoder=self.is_encoder_decoder)
         input_ids, mask = pad_prompts(prompts, pad_token_id=self.pad_token_id, side=side)
-        if self.decoder_start_token_id is not None:
-            start = torch.full((len(samples), 1), self.decoder_start_token_id)
+        if self.is_encoder_decoder:
+            start = torch.full((len(samples), 1), self.start)
             decoder = {"decoder_input_ids": with_placeholders(start, self.placeholder_ids)}
             return {"input_ids": input_ids, "attention_mask": mask, **decoder, "labels": labels}
         mask = torch.nn.functional.pad(mask, (0, len(self.placeholder_ids)), value=1)
         longer = with_placeholders(input_ids, self.placeholder_ids)
         batch = {"input_ids": longer, "attention_mask": mask, "labels": labels}
-        return batch | ({"position_ids": positions_of(mask)} if self.position_ids else {})
+        return batch | ({"position_ids": positions_of(mask)} if self.takes_positions else {})
 
 
 def flat_histories(

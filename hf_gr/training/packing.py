@@ -63,21 +63,11 @@ def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int, side: Side = "left
     return torch.from_numpy(input_ids), torch.from_numpy(mask)
 
 
-def can_pack(model: Any, length: int) -> bool:
-    """Whether a model takes sequences side by side; at most `length` tokens see each other."""
-    inner = base_model(model)
-    config = inner.config.get_text_config(decoder=True)
-    is_windowed = "sliding_attention" in layer_types(config) and length > config.sliding_window
-    return not is_windowed and takes_tree(inner)
-
-
 def score_paths(
     model: Any,
     input_ids: Int[Tensor, "batch prompt"],
     attention_mask: Int[Tensor, "batch prompt"],
     paths: Int[Tensor, "batch sequences length"],
-    *,
-    pack: bool | None = None,
 ) -> PathScores:
     """The logits after every prefix of some sequences that follow a prompt, in one forward.
 
@@ -86,7 +76,6 @@ def score_paths(
         input_ids: prompts, padded on the left.
         attention_mask: 1 at their tokens, 0 at padding; no prompt is empty.
         paths: the sequences' tokens, -1 where there are none; scores there mean nothing.
-        pack: side by side (True), or one row per sequence (False); by default what the model takes.
 
     Returns:
         Logits that equal those of plain forwards of the prompt and each sequence, and carry their gradients.
@@ -102,13 +91,15 @@ def score_paths(
     Source: AtSpeed, section 3.3 and figure 2c.
     """
     num_paths, length = paths.shape[1:]
-    if pack is None:
-        pack = can_pack(model, input_ids.shape[1] + length - 1)
+    inner, longest = base_model(model), input_ids.shape[1] + length - 1
+    config = inner.config.get_text_config(decoder=True)
+    is_windowed = "sliding_attention" in layer_types(config) and longest > config.sliding_window
+    is_packed = not is_windowed and takes_tree(inner)
     nodes = paths[..., :-1].clamp(min=0)
     depth = torch.arange(1, length, device=paths.device)
-    if pack:
+    if is_packed:
         mask = packed_mask(attention_mask.bool(), num_paths, length - 1)
-        dtype = mask_dtype(base_model(model))
+        dtype = mask_dtype(inner)
         mask = mask if dtype is None else to_additive(mask, dtype)
         depth = depth.repeat(num_paths)
     else:
@@ -118,13 +109,13 @@ def score_paths(
     positions = positions_of(attention_mask)
     num_logits = 1 + len(depth)
     given: dict[str, Any] = {"use_cache": False, "return_dict": True}
-    if takes_argument(base_model(model), "position_ids"):
+    if takes_argument(inner, "position_ids"):
         given["position_ids"] = torch.cat([positions, positions[:, -1:] + depth], dim=1)
-    if takes_argument(base_model(model), "logits_to_keep"):  # the rest is most of the work of a large vocabulary
+    if takes_argument(inner, "logits_to_keep"):  # the rest is most of the work of a large vocabulary
         given["logits_to_keep"] = num_logits
     tokens = torch.cat([input_ids, nodes.flatten(1)], dim=1)
     logits = model(input_ids=tokens, attention_mask=mask, **given).logits[:, -num_logits:]
-    if pack:
+    if is_packed:
         return PathScores(logits[:, :1], logits[:, 1:].unflatten(1, (num_paths, length - 1)))
     logits = logits.unflatten(0, (-1, num_paths))
     return PathScores(logits[:, 0, :1], logits[:, :, 1:])

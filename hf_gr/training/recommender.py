@@ -69,7 +69,6 @@ def small_recommender(
     *,
     max_items: int = 10,
     hidden_size: int = 128,
-    intermediate_size: int | None = None,
     num_hidden_layers: int = 2,
     num_attention_heads: int = 4,
     seed: int = 0,
@@ -79,8 +78,7 @@ def small_recommender(
     Args:
         items: semantic IDs, or the `[N, L]` tokens of items that are numbered from 0.
         max_items: the most items of a prompt.
-        hidden_size: its width, a multiple of `num_attention_heads`.
-        intermediate_size: the width of its feed-forward blocks, by default twice `hidden_size`.
+        hidden_size: its width, a multiple of `num_attention_heads`; its feed-forward blocks are twice as wide.
         num_hidden_layers: its depth.
         num_attention_heads: in every layer.
         seed: of the weights.
@@ -110,7 +108,7 @@ def small_recommender(
     config = Qwen3Config(
         vocab_size=vocab_size + 1,
         hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size if intermediate_size is None else intermediate_size,
+        intermediate_size=2 * hidden_size,
         num_hidden_layers=num_hidden_layers,
         num_attention_heads=num_attention_heads,
         num_key_value_heads=num_attention_heads,

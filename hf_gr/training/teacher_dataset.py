@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +41,18 @@ class TeacherDataset(Dataset):
     - `label` `[T]`, if there are labels.
 
     Args:
-        directory: that of `write_teacher_data`.
-        cache_dir: the Arrow files' folder; by default `arrow` in the directory.
+        directory: that of `write_teacher_data`; the Arrow files are in its folder `arrow`.
 
     Raises:
         ValueError: the directory has no data, or only a part: the call that wrote it was interrupted.
         ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
     """
 
-    def __init__(self, directory: str | Path, *, cache_dir: str | Path | None = None) -> None:
+    def __init__(self, directory: str | Path) -> None:
         from hf_gr.tables.files import pa
         from hf_gr.tables.shards import Shards
 
         self.directory = Path(directory)
-        self.cache_dir = self.directory / "arrow" if cache_dir is None else Path(cache_dir)
         summary = self.directory / SUMMARY_FILE
         paths = Shards(self.directory, SHARD, {}).paths()
         if not summary.is_file():
@@ -68,14 +65,14 @@ class TeacherDataset(Dataset):
             raise ValueError(
                 f"{self.directory} holds {len(paths)} shards, expected {self.settings['num_shards']}: write it again"
             )
-        self._table = pa.concat_tables([_mapped(path, self.cache_dir) for path in paths])
+        self._table = pa.concat_tables(list(map(_mapped, paths)))
         if len(self) != self.settings["num_prompts"]:
             raise ValueError(
                 f"{self.directory} holds {len(self)} prompts, expected {self.settings['num_prompts']}: write it again"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(TeacherDataset, cache_dir=self.cache_dir), (self.directory,)  # workers map the files themselves
+        return TeacherDataset, (self.directory,)  # workers map the files themselves
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -103,19 +100,19 @@ class TeacherDataset(Dataset):
         return max(pc.max(pc.list_flatten(self._table.column(name))).as_py() for name in names)
 
 
-def _mapped(path: Path, cache_dir: Path) -> Any:
+def _mapped(path: Path) -> Any:
     """The table of a shard, mapped from its Arrow file, which is written if it is missing or of an older shard."""
     from hf_gr.tables.files import pa, pyarrow
 
-    stat = path.stat()
-    mapped = cache_dir / f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}.arrow"
+    stat, folder = path.stat(), path.parent / "arrow"
+    mapped = folder / f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}.arrow"
     if not mapped.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         table = pyarrow.parquet.read_table(path, memory_map=True).combine_chunks()
         # Several processes may be here at once: each has its own temporary file.
         with replaced_file(mapped) as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
-        for old in cache_dir.glob(f"{path.stem}-*.arrow"):
+        for old in folder.glob(f"{path.stem}-*.arrow"):
             if old != mapped:
                 old.unlink(missing_ok=True)
     return pa.ipc.open_file(pa.memory_map(str(mapped), "r")).read_all().replace_schema_metadata()
@@ -126,29 +123,26 @@ class TeacherCollator:
 
     Args:
         pad_token_id: fills short prompts, on the left.
-        sequences: add the target's sequences (`sequences`, `[B, K, L]`, -1 where there is no token).
-        log_probs: add its log-probabilities after their prefixes, by level (`log_probs`, a list of L flat tensors).
-        labels: add the labels (`labels`, `[B, T]`, -100 after the end).
     """
 
-    def __init__(
-        self, pad_token_id: int = 0, *, sequences: bool = True, log_probs: bool = True, labels: bool = True
-    ) -> None:
+    def __init__(self, pad_token_id: int) -> None:
         self.pad_token_id = pad_token_id
-        self.sequences = sequences
-        self.log_probs = log_probs
-        self.labels = labels
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """A batch of tensors; log-probabilities stay in half precision."""
+        """A batch of tensors.
+
+        `sequences` are `[B, K, L]`, -1 where there is no token; `log_probs` the target's after their prefixes, L flat
+        tensors in half precision; `labels`, if there are some, `[B, T]`, -100 after the end.
+        """
         input_ids, mask = pad_prompts([sample["input_ids"] for sample in samples], pad_token_id=self.pad_token_id)
-        batch: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
-        if self.sequences:
-            batch["sequences"] = torch.from_numpy(np.stack([sample["sequences"] for sample in samples])).long()
-        if self.log_probs:
-            parts = [np.split(sample["log_probs"], np.cumsum(sample["level_sizes"])[:-1]) for sample in samples]
-            batch["log_probs"] = [torch.from_numpy(np.concatenate(level)) for level in zip(*parts, strict=True)]
-        if self.labels:
+        parts = [np.split(sample["log_probs"], np.cumsum(sample["level_sizes"])[:-1]) for sample in samples]
+        batch: dict[str, Any] = {
+            "input_ids": input_ids,
+            "attention_mask": mask,
+            "sequences": torch.from_numpy(np.stack([sample["sequences"] for sample in samples])).long(),
+            "log_probs": [torch.from_numpy(np.concatenate(level)) for level in zip(*parts, strict=True)],
+        }
+        if "label" in samples[0]:
             labels = [sample["label"] for sample in samples]
             batch["labels"], _ = pad_prompts(labels, pad_token_id=IGNORED, side="right")
         return batch

@@ -39,7 +39,7 @@ from transformers.cache_utils import DynamicCache
 
 from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.core.plan import Speculation
-from hf_gr.core.widths import fixed_widths
+from hf_gr.core.widths import bucket, fixed_widths
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.named_catalogues import resolve_index
@@ -58,9 +58,7 @@ from .drafts import Prepared, Search
 from .layouts import ordinary_tokens
 from .models import decoder_config, layer_types
 
-SMALLEST_BUCKET = 16
-# Of a power of two, so that no bucket is more than 1.25 times the one before.
-STEPS = (1.0, 1.25, 1.5, 1.75)
+SMALLEST_BUCKET, STEPS = 16, 4  # sizes a doubling: no bucket is more than 1.25 times the one before
 # Processors without a state, which read scores alone.
 WARPERS = frozenset([MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper])
 
@@ -207,19 +205,19 @@ def plan_of(model: Any, prepared: Prepared, search: Search, state: Hashable) -> 
     prompt, how = scorer.prefill(), {"mask_dtype": scorer.mask_dtype, "argument": scorer.argument}
     config, length = decoder_config(model), prompt.mask.shape[-1]
     limit, levels = position_limit(model.config), catalogue.max_length
-    bucket = bucket_of(length, most=None if limit is None else limit - levels)
+    size = bucket_of(length, most=None if limit is None else limit - levels)
     # A sliding layer sees only the last keys.
     kept = {
-        kind: min(bucket, max(config.sliding_window - 1, 1)) if kind == "sliding_attention" else bucket
+        kind: min(size, max(config.sliding_window - 1, 1)) if kind == "sliding_attention" else size
         for kind in layer_types(config)
     }
     windows = {
-        kind: (window, bucket if window is None else kept["sliding_attention"])
+        kind: (window, size if window is None else kept["sliding_attention"])
         for kind, (window, _) in prompt.windows.items()
     }
     layers = list(zip(layer_types(config), prompt.cache.layers, strict=False))
     draft = _draft_of(prepared, search)
-    mask = torch.nn.functional.pad(prompt.mask, (bucket - length, 0))
+    mask = torch.nn.functional.pad(prompt.mask, (size - length, 0))
 
     def new_scorer(model: Any, start: tuple[Tensor, Tensor, Tensor], cache: Any) -> Scorer:
         logits, mask, next_position = start
@@ -232,7 +230,7 @@ def plan_of(model: Any, prepared: Prepared, search: Search, state: Hashable) -> 
         keys=[(layer.keys, layer.values) if layer.is_initialized else None for _, layer in layers],
         widths=[kept[kind] for kind, _ in layers],
         room=plan.width * (levels - 1) + sum(map(sum, draft)),
-        longest=bucket,
+        longest=size,
         common=("tree", state, warpers, tuple(windows.items()), *how.values()),
         scorer=new_scorer,
         draft=draft,
@@ -263,11 +261,8 @@ def bucket_of(length: int, *, most: int | None = None) -> int:
         >>> [bucket_of(length) for length in (9, 17, 33, 1000)]
         [16, 20, 40, 1024]
     """
-    power = SMALLEST_BUCKET
-    while power * 2 <= length:
-        power *= 2
-    bucket = next((int(power * step) for step in STEPS if power * step >= length), power * 2)
-    return bucket if most is None else max(min(bucket, most), length)
+    size = bucket(length, least=SMALLEST_BUCKET, steps=STEPS)
+    return size if most is None else max(min(size, most), length)
 
 
 def _draft_of(prepared: Prepared, search: Search) -> tuple[tuple[int, ...], ...]:
