@@ -1,6 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`extend`: tomorrow's items, from tomorrow's purchases, for a recommender that was trained before them."""
+"""`extend`: tomorrow's items, from tomorrow's purchases, for a recommender that was trained before them.
+
+Imports nothing slow before it is called.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hf_gr.catalogue import ConstraintIndex, SemanticIds
-from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.new_items import by_votes, neighbours_of
-from hf_gr.catalogue.sequences import shown
-from hf_gr.files.atomic import replaced_file
 from hf_gr.files.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hf_gr.catalogue import SemanticIds
+    from hf_gr.catalogue.item_ids import ItemId
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +87,13 @@ def extend(
         >>> made = extend("recommender", "today.csv", time="day")  # doctest: +SKIP
         >>> print(made)  # doctest: +SKIP
     """
+    import numpy as np
+
+    from hf_gr.catalogue import ConstraintIndex, SemanticIds
+    from hf_gr.catalogue.new_items import neighbours_of
+    from hf_gr.catalogue.sequences import shown
+    from hf_gr.files.atomic import replaced_file
+
     from .clean import clean, read_purchases, text_features
 
     folder = Path(recommender if output is None else output)
@@ -129,6 +135,8 @@ def extend(
 
 def agreement(ids: SemanticIds, histories: Sequence[Sequence[ItemId]]) -> str:
     """How well codes still say what is bought together; it falls as taste drifts from what they were made from."""
+    from hf_gr.catalogue.new_items import by_votes, neighbours_of
+
     known = set(ids.item_ids)
     near = neighbours_of({name for history in histories for name in history} & known, histories, known)
     codes = {name: ids.codes_of(name) for name in known}
