@@ -48,6 +48,7 @@ ERRORS: dict[Any, Exception] = {  # by the history's first item
     "full": Overloaded("1,024 requests wait", retry_after=2.5),
     "broken": BrokenAnswer("the model's scores are not numbers"),
     "bug": KeyError("secret-item-of-a-user"),
+    "large": MemoryError("there is no memory for a second model"),
     "unknown": ValueError("history[0]='unknown', expected an item of the catalogue: omit it"),
 }
 
@@ -86,6 +87,8 @@ class FakeEngine:
         self.asked: list[dict[str, Any]] = []
         self.num_cancelled = 0
         self.is_closed = False
+        self.model_version = "old"
+        self.swapped: list[dict[str, Any]] = []
         self.start_error: Exception | None = None
         self._start_seconds = start_seconds
 
@@ -97,6 +100,12 @@ class FakeEngine:
 
     async def close(self, *, timeout: float | None = None) -> None:
         self.is_ready, self.is_closed = False, True
+
+    async def swap(self, model: str, index: str | None, **given: Any) -> None:
+        if model in ERRORS:
+            raise ERRORS[model].with_traceback(None)
+        self.swapped.append({"model": model, "index": index} | given)
+        self.model_version = model
 
     async def recommend(self, **given: Any) -> Recommendation:
         self.asked.append(given)
@@ -118,7 +127,8 @@ class FakeEngine:
             observer.ended("answered", 0.01)
         items = [item for item in edition.index.item_ids if item not in given["exclude"]][: given["num_results"] or 2]
         seconds = {"total": 0.011, "queued": 0.001, "computed": 0.01}
-        return Recommendation(items, [-0.5] * len(items), edition.version, seconds=seconds, batch_size=1)
+        scores, versions = [-0.5] * len(items), (edition.version, self.model_version)
+        return Recommendation(items, scores, *versions, seconds=seconds, batch_size=1)
 
     async def classify(self, **given: Any) -> Classification:
         self.asked.append(given)

@@ -8,8 +8,11 @@ import asyncio
 import random
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,12 +29,13 @@ from hf_gr import ConstraintIndex, Engine, classify, enable
 from hf_gr.answering import recommender
 from hf_gr.core import auto
 from hf_gr.generation.torch.scorers import Prompts
-from hf_gr.serving import costs
+from hf_gr.serving import costs, update_log
 from hf_gr.serving import engine as engine_module
 from hf_gr.serving.answers import BrokenAnswer, Closed, Observer, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
 from hf_gr.serving.errors import read_message
+from hf_gr.serving.update_log import UpdateLog
 from hf_gr.torch.graphs import Captured
 
 TOLERANCE = 1e-4  # of scores in another batch: fp32, other padding
@@ -333,6 +337,117 @@ async def test_catalogues_that_change() -> None:
         assert (await engine.recommend(history=["B00"])).items == []
         catalogue.apply(Update(add=[{"item_id": "B00", "sequence": ROWS[0].tolist()}]))
         assert (await engine.recommend(history=["B00"], filter=["B00"])).items == ["B00"]
+
+
+# Another model
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ConstraintIndex]]:
+    """Models and their catalogues of the same items, by the folder of both; the second has other tokens for them."""
+    made: dict[str, tuple[Any, ConstraintIndex]] = {}
+    for seed, rows in enumerate((ROWS, ROWS[::-1])):
+        folder = tmp_path_factory.mktemp("models") / f"v{seed}"
+        index = ConstraintIndex.from_sequences(rows, item_ids=IDS)
+        torch.manual_seed(seed)
+        model = enable(type(shared("qwen3"))(shared("qwen3").config)).eval()
+        model.generation_config.code_book = index.code_book()
+        model.save_pretrained(folder)
+        index.save_pretrained(folder)
+        made[str(folder)] = model, index
+    return made
+
+
+@in_loop
+async def test_a_swap_under_load(pairs: Any) -> None:
+    """Every answer is wholly of one pair, cached keys, too; the old one goes when its last request is answered."""
+    (old, new), log = pairs, Log()
+    histories = [IDS[start : start + 8] for start in range(5)]
+    wanted = {
+        (Path(folder).name, start): expected(model, index, index.encode(histories[start]))
+        for folder, (model, index) in pairs.items()
+        for start in range(5)
+    }
+    how: dict[str, Any] = {"num_beams": 8, "num_results": 5, "rules": RULES, "workers": 2, "cores": 2}
+    async with Engine(old, observer=log, **how) as engine:
+        before = weakref.ref(engine.model)
+
+        async def ask(start: int) -> list[str]:
+            versions = ["v0"]
+            while versions[-1] == "v0":
+                answer = await engine.recommend(history=histories[start])
+                same(answer, wanted[answer.model_version, start])
+                assert answer.catalogue_version == ("v0", "v1").index(answer.model_version)
+                versions.append(answer.model_version)
+            return versions
+
+        asked = [asyncio.create_task(ask(user % 5)) for user in range(30)]
+        await asyncio.sleep(0.05)
+        edition = await engine.swap(new)
+        assert (edition.version, edition.model, edition.rules["few"].num_items) == (1, new, 3)
+        assert sum(map(len, await asyncio.gather(*asked))) > 3 * 30
+        may_end = [threading.Event() for _ in range(2)]
+        for event in may_end:
+            engine._workers.submit(event.wait)  # the workers are busy, and what waits was read by the pair before
+        waiting = asyncio.create_task(engine.recommend(history=histories[0]))
+        await asyncio.sleep(0.01)
+        await engine.swap(old)
+        assert before() is None
+        for event in may_end:
+            event.set()
+        same(await waiting, wanted["v1", 0])
+        assert ((await waiting).model_version, (await waiting).catalogue_version) == ("v1", 1)
+        answer = await engine.recommend(history=histories[0])
+        same(answer, wanted["v0", 0])
+        assert (answer.model_version, answer.catalogue_version) == ("v0", 2)
+        assert set(log.outcomes) == {"answered"}
+
+
+@in_loop
+async def test_a_swap_that_fails_changes_nothing(pairs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that is killed, at each of its steps: a restart serves the pair that the log names, and no other."""
+    (old, new), folder = pairs, tmp_path / "updates"
+    numbers = ConstraintIndex.from_sequences(ROWS[::-1])
+    catalogue = LiveCatalogue(pairs[old][1], log=UpdateLog(folder), model=old)
+    engine = Engine(old, catalogue, num_beams=8, num_results=5)
+    with pytest.raises(Closed, match="after start"):
+        await engine.swap(new)
+    async with engine:
+        edition, begun = catalogue.edition, threading.Event()
+
+        async def fails(error: type[Exception], message: str, *given: Any) -> None:
+            with pytest.raises(error, match=message):
+                await engine.swap(*given)
+            assert catalogue.edition is edition
+            answer = await engine.recommend(history=["B07"])
+            same(answer, expected(pairs[old][0], INDEX, tokens_of(["B07"])))
+            assert (answer.model_version, answer.catalogue_version) == ("v0", 0)
+
+        shared("qwen3").config.save_pretrained(tmp_path / "bare")
+        await fails(ValueError, "model='.*', expected a saved model", str(tmp_path / "bare"))
+        await fails(ValueError, "has another code book", new, pairs[old][1])
+        with monkeypatch.context() as patched:
+            patched.setattr(engine_module, "fit_costs", lambda *_: begun.wait())  # the warm-up
+            first = asyncio.create_task(engine.swap(new, numbers))
+            await asyncio.sleep(0.01)
+            await fails(Overloaded, "another model is being swapped in", new)
+            begun.set()
+            with pytest.raises(ValueError, match="has item ids of integers, expected strings"):
+                await first
+        for step in ("_save", "_write_head"):
+            with monkeypatch.context() as patched:
+                patched.setattr(UpdateLog, step, lambda *_: 1 / 0)
+                await fails(ZeroDivisionError, "zero", new)
+            assert LiveCatalogue(log=UpdateLog(folder)).edition.model == old
+        catalogue.apply(Update(remove=["B07"]))
+        monkeypatch.setattr(update_log, "shutil", SimpleNamespace(rmtree=Path.rmdir))  # it fails: old bases stay
+        await engine.swap(new)
+        catalogue.apply(Update(remove=["B01"]))
+    restarted = LiveCatalogue(log=UpdateLog(folder))
+    assert (restarted.edition.version, restarted.edition.model, len(restarted.edition.index)) == (3, new, 59)
+    with pytest.raises(ValueError, match="has another code book"):
+        Engine(old, restarted)
+    assert Engine(new, restarted).model_version == "v1"
 
 
 @in_loop

@@ -151,8 +151,14 @@ def test_updates_outlive_a_server(checkpoint: Path, tmp_path: Path, served: list
         told = f"hf-gr serve: --index and --rules are not read: {tmp_path}/log has a catalogue; PUT and PATCH /v1/cat"
         assert serve(*arguments, *options).startswith(told)
     assert serve(*arguments).startswith("hf-gr serve: /")
-    edition = served[1]["constraint_index"].edition
+    live = served[1]["constraint_index"]
+    edition = live.edition
     assert (edition.version, edition.index.num_items, edition.rules["few"].num_items) == (1, NUM_ITEMS - 1, 1)
+    assert serve("--updates", tmp_path / "log").startswith(f"hf-gr serve: {checkpoint} at ")  # as it began
+    live.swap(edition.index, model="me/new@v2", check=lambda index: None)
+    assert f"{tmp_path}/log has the catalogue of me/new@v2: to serve that, omit MODEL" in serve(*arguments)
+    assert serve("--updates", tmp_path / "log").startswith("hf-gr serve: me/new at ")
+    assert (served[-1]["revision"], served[-1]["constraint_index"].edition.model) == ("v2", "me/new@v2")
 
 
 @pytest.mark.parametrize(

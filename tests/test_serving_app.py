@@ -73,7 +73,7 @@ async def test_requests_and_answers() -> None:
         assert response.json() == {
             "items": ["B01", "B03", "B04"], "scores": [-0.5] * 3, "catalogue_version": 3, "dropped": [], "num_cut": 0,
             "is_fallback": False, "seconds": {"total": 0.011, "queued": 0.001, "computed": 0.01}, "batch_size": 1,
-            "num_proven": None,
+            "model_version": "old", "num_proven": None,
         }  # fmt: skip
         assert engine.asked == [
             {"text": None, "tokens": None, "exact": None, "max_per_group": None, "timeout": 0.2, **asked}
@@ -373,7 +373,7 @@ async def test_pages_of_other_sites_ask_where_they_may() -> None:
 @in_loop
 async def test_changes_of_the_catalogue() -> None:
     async with client() as http:
-        state = {"version": 3, "num_items": 4, "max_length": 2, "rules": {"europe": 2}}
+        state = {"version": 3, "model_version": "old", "num_items": 4, "max_length": 2, "rules": {"europe": 2}}
         assert (await http.get("/v1/catalogue")).json() == state
         change = {"remove": ["B02"], "add": [{"item_id": "B99", "sequence": [9, 9]}]}
         state |= {"version": 4, "rules": {"europe": 1}}
@@ -410,13 +410,30 @@ async def test_another_index_and_changes_that_fail(tmp_path: Path, monkeypatch: 
             error = await error_of(await http.put("/v1/catalogue", json={"index": name}), 422)
             assert (error["argument"], error["value"], error["expected"]) == ("index", name, "a saved index")
         response = await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")})
-        assert response.json() == {"version": 4, "num_items": 2, "max_length": 3, "rules": {"europe": 1}}
+        state = {"version": 4, "model_version": "old", "num_items": 2, "max_length": 3, "rules": {"europe": 1}}
+        assert response.json() == state
         engine.catalogue.check = refuse
         error = await error_of(await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")}), 422)
         assert (error["argument"], error["expected"]) == ("index", "less than the vocabulary, 4")
         monkeypatch.setattr(engine.catalogue, "apply", full)
         error = await error_of(await http.patch("/v1/catalogue", json={"remove": ["B01"]}), 507)
         assert f"({os.strerror(errno.ENOSPC)}): the catalogue is unchanged" in error["message"]
+
+
+@in_loop
+async def test_another_model() -> None:
+    engine = FakeEngine()
+    async with client(engine, api_key="ask", admin_key="change") as http:
+        await error_of(await http.put("/v1/model", json={"model": "new"}, headers=bearer("ask")), 403)
+        for model, status in (("", 422), ("unknown", 422), ("full", 503), ("large", 507)):
+            await error_of(await http.put("/v1/model", json={"model": model}, headers=bearer("change")), status)
+        assert (engine.swapped, engine.model_version) == ([], "old")
+        given = {"model": "new", "index": None, "tokenizer": None, "assistant_model": None, "revision": "v2"}
+        body = {"model": "new", "revision": "v2"}
+        state = (await http.put("/v1/model", json=body, headers=bearer("change"))).json()
+        assert (engine.swapped, state["model_version"]) == ([given], "new")
+        assert (await http.get("/readyz")).json()["model_version"] == "new"
+        assert 'hf_gr_model_info{version="new"} 1.0' in (await http.get("/metrics")).text
 
 
 @in_loop
@@ -444,6 +461,7 @@ async def test_visitors_of_a_demonstration_change_items_and_load_nothing(monkeyp
         headers = {"x-forwarded-for": "192.0.2.1", "origin": "https://me-films.hf.space"}
         assert (await http.patch("/v1/catalogue", json={"remove": ["B01"]}, headers=headers)).status_code == 200
         await error_of(await http.put("/v1/catalogue", json={"index": "me/mine"}, headers=headers), 405)
+        await error_of(await http.put("/v1/model", json={"model": "me/mine"}, headers=headers), 404)
         assert set((await http.get("/openapi.json")).json()["paths"]["/v1/catalogue"]) == {"get", "patch"}
 
 
@@ -460,7 +478,8 @@ async def test_the_server_answers_while_the_engine_warms_up() -> None:
         assert response.headers["retry-after"] == "1"
         await error_of(await http.post(**ask(history=["B01"])), 503)
         await asyncio.sleep(0.2)
-        assert (await http.get("/readyz")).json() == {"status": "ready", "catalogue_version": 3}
+        told = {"status": "ready", "catalogue_version": 3, "model_version": "old"}
+        assert (await http.get("/readyz")).json() == told
         assert [
             (one.status_code, one.content) for one in (await http.head("/healthz"), await http.head("/readyz"))
         ] == [(200, b"")] * 2
@@ -555,7 +574,7 @@ async def test_the_documentation_names_everything() -> None:
             False,
         )
     with_key = {path for path, methods in made["paths"].items() if any("security" in one for one in methods.values())}
-    assert with_key == {"/v1/recommend", "/v1/classify", "/v1/catalogue"}
+    assert with_key == {"/v1/recommend", "/v1/classify", "/v1/catalogue", "/v1/model"}
     assert set(made["paths"]) == with_key | {"/healthz", "/readyz", "/metrics"}
     schema = made["paths"]["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"history", "text", "tokens", "rule", "seed", "timeout_ms"} <= set(schema["oneOf"][0]["properties"])

@@ -36,6 +36,14 @@ def check_name(model: str | Path, *, argument: str = "model") -> None:
         ) from error
 
 
+def name_of(model: Any, revision: str | None = None) -> str:
+    """What loads a model again, by name or loaded: its folder's path, or `repository` or `repository@revision`."""
+    name = str(model if isinstance(model, (str, Path)) else getattr(model.config, "name_or_path", ""))
+    if name and Path(name).is_dir():
+        return str(Path(name).resolve())  # of a link, the folder that it led to
+    return f"{name}@{revision}" if revision else name
+
+
 def load_index(index: Any, model: Any) -> ConstraintIndex:
     """A snapshot of a catalogue: an index, one by name, or for None the one that the checkpoint names or has."""
     named = getattr(model.generation_config, "constraint_index", None) if index is None else index

@@ -89,6 +89,7 @@ class Recommender:
     model: Any  # with `GRGenerationMixin`, in evaluation mode; None reads and does not answer
     index: ConstraintIndex  # a snapshot
     version: int = 0  # of the catalogue
+    model_version: str = ""  # the model's name in answers
     num_results: int = NUM_RESULTS  # these two unless a request says otherwise
     num_beams: int = NUM_BEAMS
     token_budget: int = 16_384  # of a batch: see `make_batches`

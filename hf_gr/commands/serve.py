@@ -80,7 +80,8 @@ def serve(
     1: not started; 2: refused, an option or a file has to be changed first.
 
     Args:
-        model: a model's folder or repository. Default: the recommender that `hf-gr demo` trained last.
+        model: a model's folder or repository. Default: the one that the folder of --updates names, with which it
+            began or which PUT /v1/model brought; else the recommender that `hf-gr demo` trained last.
         index: the catalogue's folder or repository. Default: the one that the model names, or has in its folder.
         rules: named rules, as JSON such as {"europe": ["B01", "B02"]}.
         fallback: answers to an empty history, the best first; by default an empty history is refused.
@@ -146,20 +147,35 @@ def serve(
         if not arguments[argument] >= least:
             raise ValueError(f"{argument}={arguments[argument]}, expected {least} or more")
     with bind(host, port) as bound, ExitStack() as opened:
-        name = _demo_model() if model is None else model
+        log = live = None
+        if updates is not None:
+            from hf_gr.serving.catalogues import LiveCatalogue
+            from hf_gr.serving.update_log import UpdateLog
+
+            log = UpdateLog(updates)
+            live = None if log.is_empty else opened.enter_context(closing(LiveCatalogue(log=log)))
+        known = None if live is None else live.edition.model
+        name = model or (known and _split(known)[0]) or _demo_model()
+        if model is None and known:
+            arguments["revision"] = revision = revision or _split(known)[1]
         quiet_libraries()
+        from hf_gr.answering.loading import name_of
+
+        if model is not None and known not in (None, name_of(name, revision)):
+            typer.echo(f"hf-gr serve: {updates} has the catalogue of {known}: to serve that, omit MODEL")
         names = find_titles(titles, name) if page or titles is not None else None
         named_rules = None if rules is None else _read_rules(rules)
-        has_given = index is not None or rules is not None
+        if live is not None and (index is not None or rules is not None):
+            what = "--index and --rules are not read"
+            typer.echo(f"hf-gr serve: {what}: {updates} has a catalogue; PUT and PATCH /v1/catalogue change it")
         if index is None and _has_index(Path(name)):
             index = name  # else the one that the checkpoint names
         catalogue: dict[str, Any] = {"constraint_index": index, "rules": named_rules}
-        if updates is not None:
-            live, begins = _open_catalogue(updates, index, named_rules)
-            catalogue = {"constraint_index": opened.enter_context(closing(live))}
-            if has_given and not begins:
-                what = "--index and --rules are not read"
-                typer.echo(f"hf-gr serve: {what}: {updates} has a catalogue; PUT and PATCH /v1/catalogue change it")
+        if log is not None:
+            if live is None:
+                live = opened.enter_context(closing(_begin(log, index, named_rules, name_of(name, revision))))
+            live.follow()
+            catalogue = {"constraint_index": live}
         from hf_gr.serving import logs
         from hf_gr.serving.engine import Engine
 
@@ -194,20 +210,20 @@ def serve(
         raise fail("serve", f"the engine does not start: {failure}", code=STOPPED) from failure
 
 
-def _open_catalogue(folder: Path, index: str | None, rules: Any) -> tuple[Any, bool]:
-    """The catalogue of a folder of updates, and whether it begins now, with an index and rules."""
+def _begin(log: Any, index: str | None, rules: Any, model: str) -> Any:
+    """The catalogue of an empty log of updates, which begins with an index and rules."""
     from hf_gr.catalogue import ConstraintIndex
     from hf_gr.serving.catalogues import LiveCatalogue
-    from hf_gr.serving.update_log import UpdateLog
 
-    log, first = UpdateLog(folder), None
-    if log.is_empty:
-        if index is None:
-            raise ValueError(f"updates={str(folder)!r} has no catalogue yet, expected --index: it begins with that")
-        first = ConstraintIndex.from_pretrained(index)
-    catalogue = LiveCatalogue(first, rules, log=log)
-    catalogue.follow()
-    return catalogue, first is not None
+    if index is None:
+        raise ValueError(f"updates={str(log.folder)!r} has no catalogue yet, expected --index: it begins with that")
+    return LiveCatalogue(ConstraintIndex.from_pretrained(index), rules, model=model, log=log)
+
+
+def _split(model: str) -> tuple[str, str | None]:
+    """Name and revision, of `name_of`."""
+    name, _, revision = (model, "", "") if Path(model).is_absolute() else model.partition("@")
+    return name, revision or None
 
 
 def _demo_model() -> str:

@@ -19,6 +19,7 @@ class Recommendation:
         items: ids, best first; fewer than `num_results` if fewer are allowed.
         scores: of the items, as `sequences_scores`; items of one sequence have one score. None for a fallback.
         catalogue_version: of the catalogue that the answer was made with.
+        model_version: the name of the model: its folder's last part, or its repository with the revision, if given.
         dropped: items of the history that the catalogue does not have, if these are dropped.
         num_proven: how many of the first items are certainly the best that may be recommended; None if unknown.
         num_cut: items (or tokens, of a prompt of tokens or text) that were cut from the left of the prompt to fit.
@@ -30,6 +31,7 @@ class Recommendation:
     items: list[Any]
     scores: list[float] | None
     catalogue_version: int
+    model_version: str = ""
     dropped: tuple[Any, ...] = ()
     num_proven: int | None = None
     num_cut: int = 0
@@ -50,6 +52,7 @@ class Classification:
     labels: list[str]
     probabilities: list[float]
     catalogue_version: int
+    model_version: str = ""
     method: str = "exact"
     mass_left: float = 0.0
     parents: list[Ranked] | None = None

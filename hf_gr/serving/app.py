@@ -36,6 +36,7 @@ try:
         CataloguePut,
         CatalogueState,
         ClassifyRequest,
+        ModelPut,
         RecommendRequest,
         documented,
         read_body,
@@ -56,7 +57,7 @@ from .logs import log
 MOST_AT_ONCE, MOST_LISTED = 256, 4096  # requests in one call, and in all calls with several
 SLICE = 4  # requests of a list that are read before others have their turn
 PAUSE = 3.0  # times as long as that took, before the next ones
-CHANGES_AT_ONCE, MOST_CHANGES = 4, 16  # of the catalogue: begun, and with those that wait
+CHANGES_AT_ONCE, MOST_CHANGES = 4, 16  # of catalogue and model: begun, and with those that wait
 DOCS_HEADERS = {"content-type": "text/html; charset=utf-8", "content-security-policy": "default-src 'none'"}
 LARGE = 2**16  # bytes of a body that is read in a thread
 CORS: dict[str, Any] = {  # questions, and no changes
@@ -78,7 +79,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 _CHANGE_ERRORS = _ERRORS | {
     403: {"model": Errors, "description": "This key must not change the catalogue, or the server is read-only."},
-    507: {"model": Errors, "description": "The change cannot be written, and is not made."},
+    507: {"model": Errors, "description": "The change has no room on disk or in memory, and is not made."},
 }
 
 
@@ -90,6 +91,7 @@ def make_app(
     is_read_only: bool = False,
     is_public: bool = False,
     takes_indexes: bool = True,
+    takes_models: bool = True,
     titles: Mapping[str, str] | None = None,
     origins: Sequence[str] = (),
     limits: Limits | None = None,
@@ -104,11 +106,12 @@ def make_app(
         engine: an `Engine`, or any object with its methods and attributes.
         api_key: for questions, sent as `Authorization: Bearer KEY`; without one anyone may ask. Of several, separated
             by spaces, each is valid, also as `admin_key`: to change a key, begin with the new one beside the old one.
-        admin_key: for changes of the catalogue, and for questions. Without one the catalogue is read-only if there is
-            an `api_key`; otherwise it can be changed, but not through a proxy, nor from another site's page.
-        is_read_only: the catalogue cannot be changed.
+        admin_key: for changes of catalogue and model, and for questions. Without one they are read-only if there is an
+            `api_key`; otherwise they can be changed, but not through a proxy, nor from another site's page.
+        is_read_only: catalogue and model cannot be changed.
         is_public: changes that need no key may come from anywhere: for a demonstration behind a proxy.
         takes_indexes: `PUT /v1/catalogue` is there, which loads any index of the Hub or of this machine.
+        takes_models: `PUT /v1/model` is there, if indexes are taken: it loads any model with its index.
         titles: of items by id, as strings, for the page at `/page/`; `{}` for a page with ids, None for no page.
         origins: sites whose pages in browsers may ask, such as `https://shop.example`, or `*` (CORS).
         limits: of what one client may take.
@@ -131,7 +134,7 @@ def make_app(
     app.state.server = server
     to_ask, to_change = make_checks(api_key, admin_key, is_read_only=is_read_only, is_public=is_public)
     _add_questions(app, server, to_ask)
-    _add_catalogue(app, server, to_ask, to_change, takes_indexes=takes_indexes)
+    _add_catalogue(app, server, to_ask, to_change, takes_indexes=takes_indexes, takes_models=takes_models)
     _add_health(app, server)
     if titles is not None:
         from .page import add_page
@@ -169,6 +172,7 @@ class Server:
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Start the engine in the background, and close it after the server."""
+        self.loop = asyncio.get_running_loop()
         starting = asyncio.create_task(self._start())
         try:
             yield
@@ -202,7 +206,7 @@ class Server:
             log("ready", seconds=round(clock() - start, 3), catalogue_version=state.version, items=state.num_items)
 
     async def change(self, act: Callable[[], None]) -> None:
-        """Change the catalogue in a thread, to its end, whether the client waits or not."""
+        """Change the catalogue or the model in a thread, to its end, whether the client waits or not."""
         if self._num_changes >= MOST_CHANGES:
             raise Overloaded(f"{MOST_CHANGES} changes of the catalogue wait already: retry later", retry_after=1.0)
         self._num_changes += 1
@@ -229,6 +233,7 @@ class Server:
         edition = self.engine.catalogue.edition
         return CatalogueState(
             version=edition.version,
+            model_version=self.engine.model_version,
             num_items=edition.index.num_items,
             max_length=edition.index.max_length,
             rules={name: rule.num_items for name, rule in edition.rules.items()},
@@ -278,29 +283,39 @@ def _add_questions(app: FastAPI, server: Server, to_ask: list[Any]) -> None:
 
 
 def _add_catalogue(
-    app: FastAPI, server: Server, to_ask: list[Any], to_change: list[Any], *, takes_indexes: bool
+    app: FastAPI,
+    server: Server,
+    to_ask: list[Any],
+    to_change: list[Any],
+    *,
+    takes_indexes: bool,
+    takes_models: bool,
 ) -> None:
     @app.get("/v1/catalogue", response_model=CatalogueState, dependencies=to_ask, tags=["catalogue"])
     async def read() -> CatalogueState:
-        """Version, size and rules."""
+        """Versions, size and rules."""
         return server.catalogue()
 
-    def add(method: str, kind: Any, act: Callable[[Any, Any], None], about: str) -> None:
+    def add(method: str, path: str, kind: Any, act: Callable[[Server, Any], None], about: str) -> None:
         async def change(request: Request) -> Response:
             body = await request.body()
             try:
-                await server.change(lambda: act(server.engine.catalogue, read_body(kind, read_json(body))))
+                await server.change(lambda: act(server, read_body(kind, read_json(body))))
+            except MemoryError as failure:
+                log("no memory", level=logging.ERROR, error=failure)
+                raise Refused(507, Error(message=str(failure), fix="start a server with that model")) from failure
             except OSError as failure:
                 log("not written", level=logging.ERROR, error=failure)
                 message = f"the change cannot be written ({failure.strerror or failure}): the catalogue is unchanged"
                 fix = "tell those who run the server: its folder of updates must have room, and be writable"
                 raise Refused(507, Error(message=message, fix=fix)) from failure
             state = server.catalogue()
-            log("catalogue", catalogue_version=state.version, items=state.num_items, rules=len(state.rules))
+            told = {"model_version": state.model_version, "items": state.num_items, "rules": len(state.rules)}
+            log("catalogue", catalogue_version=state.version, **told)
             return _json(state.model_dump())
 
         app.api_route(
-            "/v1/catalogue",
+            path,
             methods=[method],
             description=about,
             response_model=CatalogueState,
@@ -311,10 +326,16 @@ def _add_catalogue(
         )(change)
 
     about = "Add and remove items, set and delete rules: all in one step, or nothing. Later answers are made with it."
-    add("PATCH", CataloguePatch, lambda catalogue, body: catalogue.apply(Update.from_dict(body.model_dump())), about)
+    add("PATCH", "/v1/catalogue", CataloguePatch, _update, about)
     if takes_indexes:
         about = "Another index in place of this one. Requests in flight are answered from the old one."
-        add("PUT", CataloguePut, _swap, about)
+        add("PUT", "/v1/catalogue", CataloguePut, _put, about)
+    if takes_indexes and takes_models:
+        about = (
+            "Another model and its catalogue in place of these, in one step, after a warm-up beside them: both need "
+            "memory. Requests that came before are answered by the old pair."
+        )
+        add("PUT", "/v1/model", ModelPut, _swap, about)
 
 
 def _add_health(app: FastAPI, server: Server) -> None:
@@ -329,7 +350,9 @@ def _add_health(app: FastAPI, server: Server) -> None:
     async def readyz() -> Response:
         """Warmed up, and not draining: send requests."""
         if server.engine.is_ready and not server.is_draining and not server.engine.is_stuck:
-            return _json({"status": "ready", "catalogue_version": server.engine.catalogue.edition.version})
+            state = server.catalogue()
+            versions = {"catalogue_version": state.version, "model_version": state.model_version}
+            return _json({"status": "ready"} | versions)
         if server.failure is not None:
             raise Closed("the engine did not start: the server's log says why")
         raise Closed("the engine is not ready: it warms up, drains, or hangs")
@@ -343,7 +366,7 @@ def _add_health(app: FastAPI, server: Server) -> None:
     async def metrics(request: Request) -> Response:
         """Queue, batches, tokens, latencies and outcomes, for Prometheus."""
         state = server.catalogue()
-        server.metrics.updated(state.version, state.num_items)
+        server.metrics.updated(state.version, state.num_items, state.model_version)
         body, content_type = server.metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
@@ -362,14 +385,24 @@ def _documentation(schema: Mapping[str, Any]) -> str:
     return f"<!doctype html><title>hf_gr</title>{about}{''.join(parts)}"
 
 
-def _swap(catalogue: Any, body: CataloguePut) -> None:
+def _update(server: Server, body: CataloguePatch) -> None:
+    server.engine.catalogue.apply(Update.from_dict(body.model_dump()))
+
+
+def _swap(server: Server, body: ModelPut) -> None:
+    given = body.model_dump()
+    swap = server.engine.swap(given.pop("model"), given.pop("index"), **given)
+    asyncio.run_coroutine_threadsafe(swap, server.loop).result()
+
+
+def _put(server: Server, body: CataloguePut) -> None:
     try:
         index = ConstraintIndex.from_pretrained(body.index)
     except (OSError, ValueError) as failure:
         fix = f"check the name ({' '.join(str(failure).split())[:300]})"
         raise wrong("index", body.index, "a saved index", fix) from failure
     try:
-        catalogue.swap(index)
+        server.engine.catalogue.swap(index)
     except ValueError as failure:  # it does not fit the model, or the old one
         told = read_message(str(failure)).model_copy(update={"argument": "index", "value": body.index})
         raise Refused(422, told) from failure

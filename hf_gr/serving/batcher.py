@@ -46,6 +46,7 @@ class Job:
     tokens_ahead: int  # that are generated for it
     deadline: float
     arrived: float
+    reader: Any = None  # what read the request
     future: asyncio.Future[Any] = field(init=False, repr=False)
 
     @property
@@ -83,18 +84,23 @@ class Batcher:
         max_queue: int,
         tell: Callable[..., None],
     ) -> None:
-        self.costs, self.token_budget, self.max_batch, self.max_queue = costs, token_budget, max_batch, max_queue
-        self.pace = 1.0  # seconds of a batch by those that its costs predict
-        # Of a request's own tokens, while others wait: that batches are padded and never quite full shows here.
-        self.seconds_per_token = costs.seconds(token_budget) / token_budget
+        self.max_batch, self.max_queue = max_batch, max_queue
+        self.expect(costs, token_budget)
         self._run, self._pool, self._workers, self._tell = run, pool, workers, tell
         self._waiting: list[Job] = []  # by deadline
         # When each probably ends; its last deadline.
         self._in_flight: dict[asyncio.Task[None], tuple[float, float]] = {}
         self._loop = asyncio.get_running_loop()
-        self._num_batches = 0
         self._next_trial = 0.0
         self._is_woken = self.is_closing = False
+
+    def expect(self, costs: Costs, token_budget: int) -> None:
+        """Expect these costs of batches from now on, and learn the machine's pace anew."""
+        self.costs, self.token_budget = costs, token_budget
+        self.pace = 1.0  # seconds of a batch by those that its costs predict
+        # Of a request's own tokens, while others wait: that batches are padded and never quite full shows here.
+        self.seconds_per_token = costs.seconds(token_budget) / token_budget
+        self._num_batches = 0
 
     @property
     def num_waiting(self) -> int:

@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -106,6 +106,7 @@ class LiveCatalogue:
         rules: Mapping[str, Sequence[ItemId]] | None = None,
         *,
         version: int = 0,
+        model: str | None = None,
         log: UpdateLog | None = None,
         check: Callable[[ConstraintIndex], None] | None = None,
     ) -> None:
@@ -115,6 +116,7 @@ class LiveCatalogue:
             index: copied: changing it later has no effect. None where the log has one.
             rules: item ids by name.
             version: of what is given.
+            model: the folder or repository of the model that it is of, which a log keeps.
             log: the truth, shared with other processes. The other arguments begin an empty log, and are ignored for
                 any other.
             check: sees every new index before it serves a request, and raises ValueError to refuse the update:
@@ -133,7 +135,8 @@ class LiveCatalogue:
             if log is None or log.is_empty:
                 if index is None:
                     raise ValueError("index=None, expected an index: there is no log, or nothing is in it yet")
-                self._edition = self._updated(Edition(version - 1, copy.copy(index)), Update(rules=rules or {}))
+                first = Edition(version - 1, copy.copy(index), model=model)
+                self._edition = self._updated(first, Update(rules=rules or {}))
                 if log is not None:
                     log.begin(self._edition)
         self.refresh()
@@ -142,6 +145,12 @@ class LiveCatalogue:
     def edition(self) -> Edition:
         """The catalogue of this moment."""
         return self._edition
+
+    def answered_by(self, model: str, check: Callable[[ConstraintIndex], None]) -> None:
+        """Say which model answers with the catalogue, and what it refuses: see `model` and `check` above."""
+        check(self._edition.index)
+        with self._writing:
+            self.check, self._edition = check, replace(self._edition, model=model)
 
     def apply(self, update: Update) -> Edition:
         """Make an update, and return the edition with it. Batches in flight keep theirs.
@@ -171,8 +180,17 @@ class LiveCatalogue:
                     logger.exception("the log cannot begin anew: it grows until the next update")
         return self._told(edition)
 
-    def swap(self, index: ConstraintIndex) -> Edition:
+    def swap(
+        self,
+        index: ConstraintIndex,
+        *,
+        recommender: Any = None,
+        model: str | None = None,
+        check: Callable[[ConstraintIndex], None] | None = None,
+    ) -> Edition:
         """Replace the whole index. Rules lose the ids that the new index does not have: a warning counts them.
+
+        In the same step comes another model, if `check` is given: see `answered_by`, and `recommender` of `Edition`.
 
         Raises:
             ValueError: the ids are of another type, or `check` refuses the index; nothing has changed then.
@@ -185,15 +203,18 @@ class LiveCatalogue:
                 raise ValueError(
                     f"the index has item ids of {has}, expected {expected} as before: start another server for it"
                 )
-            self.check(index)
-            rules = {name: _living(index, view) for name, view in self._edition.rules.items()}
-            edition = Edition(self._edition.version + 1, index, rules, self._edition.keys)
-            for name, view in self._edition.rules.items():
+            (check or self.check)(index)
+            before = self._edition
+            rules = {name: _living(index, view) for name, view in before.rules.items()}
+            edition = replace(before, version=before.version + 1, index=index, rules=rules)
+            if check is not None:
+                edition = replace(edition, model=model, recommender=recommender)
+            for name, view in before.rules.items():
                 if lost := view.num_items - rules[name].num_items:
                     logger.warning("rule %r has lost %s: the new index lacks them", name, counted(lost, "item"))
             if self._log is not None:
                 self._log.begin(edition)
-            self._edition = edition
+            self.check, self._edition = check or self.check, edition
         return self._told(edition)
 
     def refresh(self) -> Edition:
@@ -262,7 +283,7 @@ class LiveCatalogue:
         keys = edition.keys
         if (key := update.idempotency_key) is not None:
             keys = dict([*keys.items(), (key, digest_of(update.to_dict()))][-MOST_KEYS:])
-        return Edition(edition.version + 1, index, rules, keys)
+        return replace(edition, version=edition.version + 1, index=index, rules=rules, keys=keys)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -280,7 +301,8 @@ class LiveCatalogue:
         try:
             if base is not None:
                 self.check(base.index)
-                self._edition = base
+                own = self._edition  # another process's swap is not one of this process's model
+                self._edition = replace(base, model=own.model or base.model, recommender=own.recommender)
                 version += 1
             for fields in updates:
                 self._edition = self._updated(self._edition, Update.from_dict(fields))

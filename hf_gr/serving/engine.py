@@ -7,15 +7,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from hf_gr.answering.loading import load_index, load_tokenizer
+from hf_gr.answering.loading import load_index, load_tokenizer, name_of
 from hf_gr.answering.prefix_cache import prefix_cache
 from hf_gr.answering.recommender import (
     MOST_BEAMS,
@@ -35,9 +37,9 @@ from hf_gr.classification.result import Score
 from hf_gr.generation.checks import check_code_book, check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
-from .answers import BrokenAnswer, Classification, Closed, Observer, Recommendation, outcome_of
+from .answers import BrokenAnswer, Classification, Closed, Observer, Overloaded, Recommendation, outcome_of
 from .batcher import Batcher, Computed, Job
-from .catalogues import LiveCatalogue
+from .catalogues import Edition, LiveCatalogue
 from .costs import Costs, fit_costs, prepare
 from .defaults import MAX_PROMPT_TOKENS, TIMEOUT
 from .workers import Workers, watch, while_wanted
@@ -46,13 +48,16 @@ logger = logging.getLogger(__name__)
 
 COUNTS = "num_beams num_results max_beams workers cores token_budget max_batch max_queue max_prompt_tokens".split()
 COUNTS += ["max_tree_nodes"]
+READING = ("num_results", "max_beams", "unknown_items", "max_prompt_tokens")  # arguments of `Recommender`, too
 LARGE = 4096  # ids and characters of a request that is read in a thread: it might take milliseconds
 CHARACTERS = 4  # of a token, about
+SWAP_SECONDS = 10.0  # after which another swap may be tried
 
 
 class Labelling(NamedTuple):
-    """The kind of a job that classifies; of the others, their number of beams, `exact` and `max_per_group` are it."""
+    """The kind of a job that classifies; of the others, model, number of beams, `exact` and `max_per_group` are it."""
 
+    model: Any
     score: Score
     threshold: float | None
     hierarchy: str | None
@@ -151,52 +156,27 @@ class Engine:
         if isinstance(constraint_index, LiveCatalogue) and rules is not None:
             raise ValueError("rules= with a LiveCatalogue, expected none: it has its own, LiveCatalogue(index, rules)")
         self._timeout = _seconds_of(timeout)
-        if tokenizer is not None:
-            tokenizer = load_tokenizer(tokenizer, model, revision=revision)
-        elif isinstance(model, (str, Path)):
-            with suppress(ValueError):  # texts are refused
-                tokenizer = load_tokenizer(None, model, revision=revision)
-        model = load_model(model, device=device, revision=revision)
-        if options.get("assistant_model") is not None:
-            options["assistant_model"] = load_draft_model(options["assistant_model"], model)
-        if isinstance(constraint_index, LiveCatalogue):
-            self.catalogue = constraint_index
-        else:
-            index = load_index(constraint_index, model)
-            self.catalogue = LiveCatalogue(index, {name: list(ids) for name, ids in (rules or {}).items()})
-        edition = self.catalogue.edition
+        self._num_beams, self._fallback, self._key_cache_bytes = num_beams, fallback, key_cache_bytes
+        self._reading = {name: given[name] for name in READING}
+        self._reading |= {"prefix_tokens": tuple(prefix_tokens), "suffix_tokens": tuple(suffix_tokens)}
+        live = constraint_index if isinstance(constraint_index, LiveCatalogue) else None
+        index = constraint_index if live is None else live.edition.index
+        made = self._load(model, index, tokenizer, revision, device, options)
         for name in ("item_bias", "item_groups"):  # in the order of today's items, and others will come
             given = to_host(options.get(name))
-            if given is not None and not isinstance(given, Mapping) and len(given) == len(edition.index.item_ids):
-                options[name] = dict(zip(edition.index.item_ids, given, strict=True))
-        self._recommender = Recommender(
-            model,
-            edition.index,
-            version=edition.version,
-            num_results=num_results,
-            num_beams=num_beams or min(default_beams(model, options, num_results), max_beams),
-            options=options,
-            rules=edition.rules,
-            max_beams=max_beams,
-            unknown_items=unknown_items,
-            fallback=None if fallback is None else read_fallback(fallback, edition.index.snapshot),
-            tokenizer=tokenizer,
-            vocab_size=embeddings_of(model),
-            max_prompt_tokens=max_prompt_tokens,
-            prefix_tokens=tuple(prefix_tokens),
-            suffix_tokens=tuple(suffix_tokens),
-        )
-        self.catalogue.check = self._check_index
-        self._check_index(edition.index)
+            if given is not None and not isinstance(given, Mapping) and len(given) == len(made.index.item_ids):
+                options[name] = dict(zip(made.index.item_ids, given, strict=True))
+        self.catalogue = live or LiveCatalogue(made.index, {name: list(ids) for name, ids in (rules or {}).items()})
+        self.catalogue.answered_by(name_of(model, revision), partial(_check_index, made))
+        self._recommender = made
         self.observers = [] if observer is None else [observer]  # more may come at any time
         self.prompt, self.max_tree_nodes = prompt, max_tree_nodes
-        self._workers = Workers(workers, input_device(model), cores=cores)
+        self._workers = Workers(workers, input_device(made.model), cores=cores)
         self._hooks: list[Any] = []
         self._limits = {"max_batch": max_batch, "max_queue": max_queue}
         self._token_budget = token_budget
-        self._key_cache_bytes = key_cache_bytes
         self._batcher: Batcher | None = None
-        self._is_closed = False
+        self._is_closed, self._swapping = False, threading.Lock()
 
     async def __aenter__(self) -> Engine:
         await self.start()
@@ -208,7 +188,12 @@ class Engine:
     @property
     def model(self) -> Any:
         """The loaded model."""
-        return self._recommender.model
+        return self._current().model
+
+    @property
+    def model_version(self) -> str:
+        """The model's name, as answers have it."""
+        return self._current().model_version
 
     @property
     def is_ready(self) -> bool:
@@ -233,7 +218,7 @@ class Engine:
         """
         if self._is_closed:
             raise Closed("a closed engine cannot start again: make another one")
-        costs = await asyncio.get_running_loop().run_in_executor(None, self._warm_up)
+        costs = await asyncio.to_thread(self._warm_up, self._current(), self._workers)
         self._hooks = watch(self.model)
         self._batcher = Batcher(
             self._compute,
@@ -244,6 +229,42 @@ class Engine:
             tell=self._tell,
             **self._limits,
         )
+
+    async def swap(
+        self,
+        model: Any,
+        constraint_index: Any = None,
+        *,
+        tokenizer: Any = None,
+        assistant_model: Any = None,
+        revision: str | None = None,
+    ) -> Edition:
+        """Replace model and catalogue in one step, after a warm-up beside the old ones; the catalogue's new edition.
+
+        Requests that came before are answered by the old pair, so that no answer mixes them. Until the last of these,
+        both models are in memory. Rules and all other arguments of the engine stay. Changes of the catalogue that are
+        made meanwhile end with the old one.
+
+        Args:
+            model: as for `Engine`; a loaded one on the device of the old one.
+            constraint_index: as for `Engine`, with item ids of the same type as before.
+            tokenizer: as for `Engine`.
+            assistant_model: another draft model; None for the one that the engine has, if any.
+            revision: as for `Engine`.
+
+        Raises:
+            ValueError: what cannot be loaded, or does not fit. After this or any other error, nothing has changed.
+            Overloaded: another swap is under way.
+            Closed: the engine is not ready, or closing.
+            MemoryError: there is no room for a second model.
+            OSError: the log of updates cannot be written.
+        """
+        if self._batcher is None:
+            raise Closed("the engine is not ready: swap the model after start()")
+        given = model, constraint_index, tokenizer, assistant_model, revision
+        edition, costs = await asyncio.to_thread(self._swap, *given)
+        self._batcher.expect(costs, self._token_budget or costs.token_budget)
+        return edition
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Refuse new requests, and end those in flight; after `timeout` seconds the waiting ones fail."""
@@ -307,15 +328,17 @@ class Engine:
                 request = await asyncio.to_thread(recommender.read, **given)
             if not request.tokens:
                 items = recommender.fallback_items(request)
-                return Recommendation(items, None, recommender.version, dropped=request.dropped, is_fallback=True)
+                versions = recommender.version, recommender.model_version
+                return Recommendation(items, None, *versions, dropped=request.dropped, is_fallback=True)
             assert request.num_beams is not None
             assert request.num_results is not None
             beams = useful_beams(request.num_beams, recommender.index, request.num_results)
             cache, length = recommender.prefix_cache, len(request.tokens)
             if cache is not None:
                 length = cache.num_missing(request.tokens)
-            ahead, kind = recommender.tokens_ahead(beams), (beams, request.exact, request.max_per_group)
-            return await self._answer(Job(request, kind, length, ahead, deadline, arrived))
+            ahead = recommender.tokens_ahead(beams)
+            kind = recommender.model, beams, request.exact, request.max_per_group
+            return await self._answer(Job(request, kind, length, ahead, deadline, arrived, recommender))
 
     async def classify(
         self,
@@ -347,8 +370,8 @@ class Engine:
                 raise ValueError(f"text={shown(text)}, expected a text that is not empty")
             length = min(len(self.prompt) + len(text), recommender.room or 2**31) // CHARACTERS
             ahead = min(len(recommender.index), self.max_tree_nodes)  # about a node a label
-            kind = Labelling(score, threshold, hierarchy)
-            return await self._answer(Job((text, num_labels), kind, length, ahead, deadline, arrived))
+            kind = Labelling(recommender.model, score, threshold, hierarchy)
+            return await self._answer(Job((text, num_labels), kind, length, ahead, deadline, arrived, recommender))
 
     @contextmanager
     def _observed(self, timeout: float | None) -> Iterator[tuple[float, float]]:
@@ -372,34 +395,83 @@ class Engine:
             except Exception:
                 logger.exception("an observer failed")
 
-    def _check_index(self, index: ConstraintIndex) -> None:
-        """Refuse a catalogue with tokens that the model lacks or learned otherwise, or that leaves prompts no room."""
-        if (size := self._recommender.vocab_size) is not None:
-            check_tokens_of_catalogue(index.snapshot, size, name="the catalogue")
-        check_code_book(self._recommender.option("code_book"), index.snapshot, name="the catalogue")
-        if (room := self._recommender.with_catalogue(index).room) is not None and room < 1:
-            raise ValueError(
-                f"the catalogue has sequences of {index.max_length} tokens, expected fewer: "
-                "the model has no positions left for a prompt"
-            )
+    def _load(
+        self, model: Any, index: Any, tokenizer: Any, revision: str | None, device: Any, options: dict[str, Any]
+    ) -> Recommender:
+        """A model and its catalogue, by name or loaded, with caches of their own."""
+        if tokenizer is not None:
+            tokenizer = load_tokenizer(tokenizer, model, revision=revision)
+        elif isinstance(model, (str, Path)):
+            with suppress(ValueError):  # texts are refused
+                tokenizer = load_tokenizer(None, model, revision=revision)
+        name = name_of(model, revision)
+        model = load_model(model, device=device, revision=revision)
+        if options.get("assistant_model") is not None:
+            options["assistant_model"] = load_draft_model(options["assistant_model"], model)
+        index, fallback = load_index(index, model), self._fallback
+        beams = min(default_beams(model, options, self._reading["num_results"]), self._reading["max_beams"])
+        return Recommender(
+            model,
+            index,
+            version=-1,  # of no edition yet
+            model_version=Path(name).name if Path(name).is_absolute() else name,  # paths are the server's alone
+            num_beams=self._num_beams or beams,
+            options=options,
+            fallback=None if fallback is None else read_fallback(fallback, index.snapshot),
+            tokenizer=tokenizer,
+            vocab_size=embeddings_of(model),
+            prefix_cache=prefix_cache(model, options, num_bytes=self._key_cache_bytes),
+            **self._reading,
+        )
+
+    def _swap(
+        self, model: Any, index: Any, tokenizer: Any, assistant_model: Any, revision: str | None
+    ) -> tuple[Edition, Costs]:
+        """Load, warm up, and swap, in a thread."""
+        if not self._swapping.acquire(blocking=False):
+            raise Overloaded("another model is being swapped in: retry later", retry_after=SWAP_SECONDS)
+        try:
+            options = dict(self._recommender.options)
+            if assistant_model is not None:
+                options["assistant_model"] = assistant_model
+            device = self._workers.device if isinstance(model, (str, Path)) else None
+            try:
+                made = self._load(model, index, tokenizer, revision, device, options)
+            except OSError as error:
+                reason = " ".join(str(error).split())[:300]
+                raise ValueError(f"model={shown(model)}, expected a saved model: check the name ({reason})") from error
+            if (found := input_device(made.model)) != self._workers.device:
+                raise ValueError(f"model is on {found}, expected {self._workers.device}: move it there")
+            check = partial(_check_index, made)
+            check(made.index)
+            with Workers(1, found, cores=self._workers.threads) as beside:  # the others answer meanwhile
+                costs = self._warm_up(made, beside)
+            if self._is_closed:
+                raise Closed("the engine is closing: the model is not swapped")
+            self._hooks += watch(made.model)
+            edition = self.catalogue.swap(made.index, recommender=made, model=name_of(model, revision), check=check)
+            self._current()  # nothing else keeps the old one
+            return edition, costs
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"there is no memory for a second model ({error}): start a server with it") from None
+        finally:
+            self._swapping.release()
 
     def _current(self) -> Recommender:
         """The recommender over the catalogue of this moment, which threads share."""
-        recommender, edition = self._recommender, self.catalogue.edition
+        recommender, edition = self._recommender, self.catalogue.edition  # in this order: the second is not older
         if recommender.version != edition.version:
-            recommender = recommender.with_catalogue(edition.index, edition.rules, edition.version)
+            made = edition.recommender or recommender
+            recommender = made.with_catalogue(edition.index, edition.rules, edition.version)
             self._recommender = recommender
         return recommender
 
-    def _warm_up(self) -> Costs:
-        """Measure in all workers; settle the drafts."""
-        whole = self._current()
-        usual = replace(whole, num_beams=useful_beams(whole.num_beams, whole.index, whole.num_results))
-        costs = fit_costs(usual, self._workers)
-        prepare(usual, self._workers, costs, max_batch=self._limits["max_batch"])
-        # Nothing above was measured with it.
-        cache = prefix_cache(whole.model, whole.options, num_bytes=self._key_cache_bytes)
-        self._recommender = replace(whole, prefix_cache=cache)
+    def _warm_up(self, recommender: Recommender, workers: Workers) -> Costs:
+        """Measure in all of some workers, without cached keys; settle the drafts."""
+        beams = useful_beams(recommender.num_beams, recommender.index, recommender.num_results)
+        usual = replace(recommender, num_beams=beams, prefix_cache=None)
+        costs = fit_costs(usual, workers)
+        prepare(usual, workers, costs, max_batch=self._limits["max_batch"])
         return costs
 
     async def _answer(self, job: Job) -> Any:
@@ -408,8 +480,10 @@ class Engine:
         return await self._batcher.submit(job)
 
     def _compute(self, batch: Sequence[Job]) -> Computed:
-        """The answers to a batch, in a worker; all of one edition of the catalogue."""
-        recommender = self._current()
+        """The answers to a batch, in a worker; all of one model and one edition of the catalogue."""
+        recommender, reader = self._current(), batch[0].reader
+        if recommender.model is not reader.model:  # swapped since: these prompts are of the old pair, which is whole
+            recommender = reader
         try:
             with while_wanted(lambda: not all(job.future.done() for job in batch)):
                 if isinstance(batch[0].kind, Labelling):
@@ -430,7 +504,7 @@ class Engine:
                 told["accepted"] = int(speculation.accepted_steps.sum())
 
         kind: Any = batch[0].kind
-        num_beams, exact, max_per_group = kind
+        _, num_beams, exact, max_per_group = kind
         options = recommender.options
         if max_per_group is not None:
             options = {**options, "max_per_group": max_per_group}
@@ -447,6 +521,7 @@ class Engine:
                 answer.items[: request.num_results],
                 answer.scores[: request.num_results],
                 recommender.version,
+                recommender.model_version,
                 dropped=request.dropped,
                 num_proven=None if answer.num_proven is None else min(answer.num_proven, request.num_results or most),
                 num_cut=request.num_cut,
@@ -456,11 +531,12 @@ class Engine:
         return values, told
 
     def _ranked(self, batch: Sequence[Job], recommender: Recommender) -> list[Classification]:
-        room = prompt_room(self.model.config, recommender.tokenizer, recommender.index.max_length, None)
         texts, numbers = zip(*(job.request for job in batch), strict=True)
-        how: Any = batch[0].kind
+        how: dict[str, Any] = batch[0].kind._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+        model = how.pop("model")
+        room = prompt_room(model.config, recommender.tokenizer, recommender.index.max_length, None)
         ranked = classify(
-            self.model,
+            model,
             recommender.tokenizer,
             list(texts),
             recommender.index,
@@ -470,19 +546,32 @@ class Engine:
             max_tree_nodes=self.max_tree_nodes,
             max_length=min(room, recommender.max_prompt_tokens or room),
             progress=False,
-            **how._asdict(),
+            **how,
         )
         return [
             Classification(
                 [label for label, _ in labels[:number]],
                 [share for _, share in labels[:number]],
                 recommender.version,
+                recommender.model_version,
                 method=ranked.method,
                 mass_left=ranked.mass_left[row],
                 parents=None if ranked.parents is None else [level[:number] for level in ranked.parents[row]],
             )
             for row, (labels, number) in enumerate(zip(ranked, numbers, strict=True))
         ]
+
+
+def _check_index(recommender: Recommender, index: ConstraintIndex) -> None:
+    """Refuse a catalogue with tokens that the model lacks or learned otherwise, or that leaves prompts no room."""
+    if (size := recommender.vocab_size) is not None:
+        check_tokens_of_catalogue(index.snapshot, size, name="the catalogue")
+    check_code_book(recommender.option("code_book"), index.snapshot, name="the catalogue")
+    if (room := recommender.with_catalogue(index).room) is not None and room < 1:
+        raise ValueError(
+            f"the catalogue has sequences of {index.max_length} tokens, expected fewer: "
+            "the model has no positions left for a prompt"
+        )
 
 
 def _seconds_of(timeout: Any) -> float:

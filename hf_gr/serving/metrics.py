@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from prometheus_client import GC_COLLECTOR, CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import GC_COLLECTOR, CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from .answers import Batch, Observer, Outcome
@@ -36,6 +36,7 @@ class Metrics(Observer):
         self._forwards = Counter("forwards", "Forwards of the model after the prefill.", **how)
         self._accepted = Counter("accepted_drafts", "Drafted steps that were accepted.", **how)
         self._version = Gauge("catalogue_version", "The catalogue's version.", **how)
+        self._model = Info("model", "The model that answers.", **how)
         self._items = Gauge("catalogue_items", "Items in the catalogue.", **how)
         self._responses = Counter(
             "http_responses", "Answers over HTTP, by path and status.", ["path", "status"], **how
@@ -66,8 +67,9 @@ class Metrics(Observer):
         self._requests.labels(outcome).inc()
         self._latency.labels(outcome).observe(seconds)
 
-    def updated(self, catalogue_version: int, num_items: int) -> None:
-        """The catalogue has changed."""
+    def updated(self, catalogue_version: int, num_items: int, model_version: str) -> None:
+        """The catalogue has changed, or the model."""
+        self._model.info({"version": model_version})
         self._version.set(catalogue_version)
         self._items.set(num_items)
 

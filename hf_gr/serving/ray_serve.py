@@ -116,6 +116,7 @@ def load(fields: Mapping[str, Any]) -> tuple[Engine, Any]:
         api_key=os.environ.get("HF_GR_API_KEY"),
         admin_key=admin_key,
         is_read_only=folder is None or admin_key is None,
+        takes_models=False,  # of one replica: a changed file replaces them all, with another folder of updates
         drain_timeout=DRAIN_SECONDS,
     )
     return engine, app

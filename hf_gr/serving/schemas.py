@@ -125,10 +125,21 @@ class CataloguePut(Taken):
     index: str = Field(min_length=1, description="A saved index: a folder of the server's, or a repository id.")
 
 
+class ModelPut(Taken):
+    """A model and its catalogue in place of the old pair; rules keep those of their item ids that the new one has."""
+
+    model: str = Field(min_length=1, description="A saved model: a folder of the server's, or a repository id.")
+    index: str | None = Field(default=None, min_length=1, description="As for a catalogue; null for the model's own.")
+    tokenizer: str | None = Field(default=None, min_length=1, description="For texts; null for the model's own.")
+    assistant_model: str | None = Field(default=None, min_length=1, description="A new draft model, if there is one.")
+    revision: str | None = Field(default=None, min_length=1, description="Of a repository: branch, tag or commit.")
+
+
 class CatalogueState(BaseModel):
     """The catalogue as it is."""
 
     version: int
+    model_version: str = Field(description="Name of the model that answers with it.")
     num_items: int
     max_length: int = Field(description="Tokens of the longest sequence.")
     rules: dict[str, int] = Field(description="Items by name of a rule.")

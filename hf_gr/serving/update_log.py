@@ -6,7 +6,8 @@ Knows files and JSON; what an update means, `hf_gr.serving.catalogues` knows. In
 
     log.json                    {"version": 12, "state": "...", "last": [13, "..."], ...}: which base, the digest of
                                 its state.json, the last update and the digest of its line; replaced in one step
-    base-000000000012/          the saved index, with the items that were removed, and state.json: which, rules, keys
+    base-000000000012/          the saved index, with the items that were removed, and state.json: which, rules, keys,
+                                and the model that it is of
     updates-000000000012.jsonl  a line for each update: {"version": 13, "remove": ["B01"], "digest": "..."}
     lock                        held by a writer
 
@@ -22,7 +23,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ class Edition:
     index: ConstraintIndex  # never changed; histories may still name items that were removed
     rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # of the last updates that have one, with their digests
+    model: str | None = None  # the folder or repository of the model that it is of, if that is known
+    recommender: Any = None  # what answers with it since a swap in this process; not saved
 
 
 class UpdateLog:
@@ -132,10 +135,8 @@ class UpdateLog:
                 os.fsync(file.fileno())
                 self._write_head(self._base, self._state, [version, _digest(line)])
             except OSError:
-                head = self._head()
-                if head is None or head["last"][0] != version:
-                    file.truncate(self._end)
-                    raise
+                file.truncate(self._end)
+                raise
         self._version, self._end = version, self._end + len(line) + 1
 
     def begin(self, base: Edition) -> None:
@@ -149,7 +150,8 @@ class UpdateLog:
         self._write_head(base.version, state, [base.version, ""])
         self._base, self._version, self._end, self._state = base.version, base.version, 0, state
         for path in {*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")} - kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            with suppress(OSError):  # the base is begun: the next one tries again
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _read(self, head: Mapping[str, Any], since: int) -> tuple[Edition | None, list[dict[str, Any]]]:
         base, (last, digest) = head["version"], head["last"]
@@ -188,7 +190,7 @@ class UpdateLog:
             is_living[state["removed"]] = False
             index = whole if is_living.all() else whole.where(is_living)
             rules = {name: index.where(ids) for name, ids in state["rules"].items()}
-            return Edition(version, index, rules, state["keys"])
+            return Edition(version, index, rules, state["keys"], state.get("model"))
         except (ValueError, KeyError, IndexError) as error:
             raise ValueError(f"{folder / STATE_FILE} is damaged ({error}): restore the folder from a copy") from error
 
@@ -200,15 +202,21 @@ class UpdateLog:
         folder = self._folder(base.version)
         ConstraintIndex(whole).save_pretrained(folder)
         rules = {name: np.asarray(view.item_ids, dtype=object).tolist() for name, view in base.rules.items()}
-        content = json.dumps({"rules": rules, "removed": removed, "keys": dict(base.keys)}).encode()
+        state = {"rules": rules, "removed": removed, "keys": dict(base.keys), "model": base.model}
+        content = json.dumps(state).encode()
         with replaced_file(folder / STATE_FILE) as file:
             file.write(content)
         return _digest(content)
 
     def _write_head(self, version: int, state: str, last: list[Any]) -> None:
         path = self.folder / LOG_FILE
-        with replaced_file(path, temporary=path.with_name(f".{LOG_FILE}")) as file:  # there is one writer
-            file.write(_to_line({"format_version": FORMAT_VERSION, "version": version, "state": state, "last": last}))
+        head = {"format_version": FORMAT_VERSION, "version": version, "state": state, "last": last}
+        try:
+            with replaced_file(path, temporary=path.with_name(f".{LOG_FILE}")) as file:  # there is one writer
+                file.write(_to_line(head))
+        except OSError:
+            if self._head() != head:  # else it is in place, and others may have read it
+                raise
 
     def _head(self) -> dict[str, Any] | None:
         """What `LOG_FILE` says; None if there is none."""

@@ -62,8 +62,8 @@ class Workers(ThreadPoolExecutor):
         self.device = device
         self._own = threading.local()
         # PyTorch keeps this number by thread: those of the program are not changed.
-        threads = max(1, cores // self.count) if device.type == "cpu" else torch.get_num_threads()
-        super().__init__(self.count, "hf_gr worker", torch.set_num_threads, (threads,))
+        self.threads = max(1, cores // self.count) if device.type == "cpu" else torch.get_num_threads()
+        super().__init__(self.count, "hf_gr worker", torch.set_num_threads, (self.threads,))
 
     def submit(self, run: Callable[..., Result], /, *arguments: Any) -> Future[Result]:
         """Run a function in a worker, on a GPU in the worker's own stream."""
