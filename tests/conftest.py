@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 # The machine is shared: a time limit would be noise.
 settings.register_profile("hf_gr", deadline=None, max_examples=30)
 settings.load_profile("hf_gr")
-
-collect_ignore_glob = [] if find_spec("pyarrow") else ["test_jobs_*"]  # they write tables of users
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,6 +110,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from jobs_case import make_case
 
     return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def users(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, case: Any) -> Path:
+    """As many users of `case` as the module says, in a file."""
+    from jobs_case import make_users, write_users
+
+    return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, request.module.NUM_USERS))
 
 
 @pytest.fixture

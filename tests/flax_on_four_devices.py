@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +16,7 @@ from families import EOS, FAMILIES, LLAMA, SPECIAL, VOCABULARY
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tpu_programs import ON_MESHES, Bench, head_of, tpu_devices, what_a_tpu_lacks
+from tpu_programs import ON_MESHES, bench, head_of, tpu_devices, what_a_tpu_lacks
 from transformers import AutoConfig
 
 from hf_gr import ConstraintIndex, enable, recommend
@@ -35,12 +34,7 @@ INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 2].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS)
 BEAMS = {"num_beams": 4, "num_return_sequences": 4, "return_dict_in_generate": True, "output_scores": True}
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 1}
-
-
-@pytest.fixture(autouse=True)
-def _highest_precision() -> Iterator[None]:
-    with jax.default_matmul_precision("highest"):
-        yield
+jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def random_model(family: str, *, gain: float) -> Any:
@@ -270,11 +264,6 @@ def test_a_job_runs_on_all_devices_or_on_a_mesh() -> None:
     assert recommend(model_of("qwen3"), users[::-1], **options) == found[::-1]
     assert decode_on_mesh._cache_size() == before
     assert recommend(model_of("qwen3"), users, mesh=(1, 1), **options) == found
-
-
-@cache
-def bench() -> Bench:
-    return Bench()
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,6 @@ def test_files_have_the_usual_modes(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-# What killed writers leave
-
-
 needs_locks = pytest.mark.skipif(atomic.fcntl is None, reason="no locks, and so nothing is removed, on Windows")
 
 

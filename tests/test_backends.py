@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -88,12 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _highest_precision(request: pytest.FixtureRequest) -> Iterator[None]:
-    if getattr(request.node, "callspec", None) is None or request.node.callspec.params.get("backend") != "flax":
-        yield
-        return
-    jax = pytest.importorskip("jax")
-    pytest.importorskip("flax")
+def _highest_precision() -> Iterator[None]:
     with jax.default_matmul_precision("highest"):
         yield
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Selection and the pool of finished sequences, on small tensors."""
+"""Selection, on small tensors; what finishes, and when: test_decode.py and test_parity.py."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ import pytest
 import torch
 
 from hf_gr.core import beam
-from hf_gr.core.beam import DEAD, Beams, Finished, choose, retire, select
+from hf_gr.core.beam import DEAD, Beams, choose, select
 from hf_gr.torch import ops
 from hf_gr.torch.transition import Children
 
 pytestmark = pytest.mark.shapes
-
-LIKE = torch.zeros(())
-
-
-def none_yet(width: int, max_length: int) -> Finished:
-    return Finished.none_yet(ops, LIKE, batch_size=1, width=width, max_length=max_length)
 
 
 def candidates(batch_size: int, num_beams: int, num_children: int) -> Children:
@@ -35,17 +29,6 @@ def beams(scores: list[list[float]], length: int = 2) -> Beams:
     values = torch.tensor(scores)
     own = torch.arange(values.shape[1]).expand(values.shape)[..., None].expand(-1, -1, length)
     return Beams(ops, own, own, scores=values, states=own[..., 0])
-
-
-def test_the_best_children_over_all_beams_are_kept_in_order() -> None:
-    scores = torch.tensor([[[-1.0, -9.0, DEAD], [-4.0, -2.0, -3.0]]])
-    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 3), scores, num_kept=3, dead_state=7)
-    assert kept.scores.tolist() == [[-1.0, -2.0, -3.0]]
-    assert kept.parents.tolist() == [[0, 1, 1]]
-    assert kept.tokens.tolist() == [[10, 14, 15]]
-    assert kept.sequences[0].tolist() == [[0, 0, 10], [1, 1, 14], [1, 1, 15]]
-    assert kept.beam_indices[0].tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
-    assert kept.states.tolist() == [[100, 104, 105]]
 
 
 @pytest.mark.parametrize("loud", [None, 20.0])
@@ -91,17 +74,6 @@ def test_blocks_give_the_best(width: int, block: int | None, device: str, number
     assert torch.equal(found, keys.topk(number).values)
 
 
-def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> None:
-    kept = beams([[-1.0, -2.0, -4.0, DEAD]])
-    at_once = beam.finish(kept, length_penalty=0.7)
-    ends = torch.ones((1, 4), dtype=torch.bool)
-    pool = none_yet(4, 2)
-    retired = retire(kept, pool, ends, length_penalty=0.7, early_stopping=False)[1]
-    assert torch.equal(at_once.scores, retired.scores)
-    assert torch.equal(at_once.sequences[:, :3], retired.sequences[:, :3])
-    assert torch.equal(at_once.beam_indices[:, :3], retired.beam_indices[:, :3])
-
-
 def test_noise_decides_and_is_no_part_of_the_scores() -> None:
     scores = torch.tensor([[[-5.0, -6.0], [-1.0, DEAD]]])
     noise = torch.tensor([[[0.0, 5.5], [0.0, 9.0]]])
@@ -115,22 +87,16 @@ def test_noise_decides_and_is_no_part_of_the_scores() -> None:
     assert choose(start, below, scores, dead_state=7).tokens.tolist() == [[10, 12]]
 
 
-def test_only_the_k_best_may_finish() -> None:
-    ends = torch.tensor([[False, True, True, False]])
-    kept = beams([[-1.0, -2.0, -3.0, -4.0]])
-    running, pool = retire(kept, none_yet(2, 4), ends, length_penalty=1.0, early_stopping=False)
-    assert pool.scores.tolist() == [[-1.0, DEAD]]  # the second best, by its length of 2; the third is beyond K = 2
-    assert pool.sequences[0, 0, :2].tolist() == [1, 1]
-    assert pool.beam_indices[0, 0].tolist() == [1, 1, -1, -1]
-    assert running.scores.tolist() == [[-1.0, -4.0]]
+def none_yet(max_length: int) -> beam.Finished:
+    return beam.Finished.none_yet(ops, torch.zeros(()), batch_size=1, width=1, max_length=max_length)
 
 
 def test_a_full_or_closed_row_takes_no_more() -> None:
-    def best_after(score: float, pool: Finished, early_stopping: bool) -> Finished:
-        ends = torch.tensor([[True]])
-        return retire(beams([[score]]), pool, ends, length_penalty=0.0, early_stopping=early_stopping)[1]
+    def best_after(score: float, pool: beam.Finished, early_stopping: bool) -> beam.Finished:
+        how = {"length_penalty": 0.0, "early_stopping": early_stopping}
+        return beam.retire(beams([[score]]), pool, torch.tensor([[True]]), **how)[1]
 
-    pool = best_after(-2.0, none_yet(1, 4), True)
+    pool = best_after(-2.0, none_yet(4), True)
     assert bool(pool.is_full)
     assert best_after(-1.0, pool, True).scores.tolist() == [[-2.0]]
     assert best_after(-1.0, pool, False).scores.tolist() == [[-1.0]]
@@ -145,15 +111,6 @@ def test_a_full_or_closed_row_takes_no_more() -> None:
 )
 def test_never_reckons_with_the_longest_sequence(early_stopping, length_penalty: float, may_improve: bool) -> None:
     ends, how = torch.tensor([[True]]), {"length_penalty": length_penalty}
-    _, pool = retire(beams([[-2.0]]), none_yet(1, 8), ends, early_stopping=False, **how)
+    _, pool = beam.retire(beams([[-2.0]]), none_yet(8), ends, early_stopping=False, **how)
     pool = beam.update_may_improve(beams([[-3.0]]), pool, early_stopping=early_stopping, max_new_tokens=8, **how)
     assert pool.may_improve.tolist() == [[may_improve]]
-
-
-def test_paths_finish_in_their_own_places() -> None:
-    kept = beams([[-1.0, DEAD, -3.0]])
-    ends = torch.tensor([[False, True, True]])
-    running, pool = beam.retire_in_place(kept, none_yet(3, 4), ends)
-    assert pool.scores.tolist() == [[DEAD, DEAD, -3.0]]
-    assert pool.beam_indices[0].tolist() == [[-1] * 4, [-1] * 4, [2, 2, -1, -1]]
-    assert running.scores.tolist() == [[-1.0, DEAD, DEAD]]

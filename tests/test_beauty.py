@@ -8,11 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from data_sets import BEAUTY, needs_beauty
-
-from hf_gr import ConstraintIndex, SemanticIds
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,26 +23,10 @@ def beauty(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("beauty")
 
 
-@pytest.fixture
-def ids(beauty: Any) -> SemanticIds:
-    item_ids, codes = beauty.read_items(BEAUTY)
-    return SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * 4, offset=1)
-
-
-@pytest.fixture
-def index(ids: SemanticIds) -> ConstraintIndex:
-    return ids.constraint_index()
-
-
-def test_mean_children_of_a_level(index: ConstraintIndex) -> None:
-    nodes = np.diff(index.snapshot.trie.level_starts)
-    np.testing.assert_allclose(nodes[1:] / nodes[:-1], [91, 72, 1.7, 1.08], rtol=0.01)
-
-
-def test_histories_are_those_of_the_test_users(beauty: Any, ids: SemanticIds) -> None:
-    histories = beauty.read_histories(BEAUTY)
+def test_histories_are_those_of_the_test_users(beauty: Any) -> None:
+    histories, (item_ids, _) = beauty.read_histories(BEAUTY), beauty.read_items(BEAUTY)
     assert len(histories) == 3553
-    assert {item for history in histories for item in history} <= set(ids.item_ids)
+    assert {item for history in histories for item in history} <= set(item_ids)
 
 
 def test_all_recommendations_are_real_and_distinct(beauty: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import ref
 
 import numpy as np
+import peft
 import pytest
 import torch
 from cpu_graphs import CpuGraphs, capture, poison_buffers
@@ -88,9 +89,6 @@ def replay_all(model: Any, graphs: CpuGraphs, index: ConstraintIndex, options: d
             del inputs["attention_mask"]
         both(model, inputs, **seeded(number))
     assert (graphs.num_captures, graphs.num_replays) == (1, 4)
-
-
-# Captured with one prompt, replayed with others
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -319,9 +317,6 @@ def test_in_inference_mode_and_after_it(graphs: CpuGraphs) -> None:
     assert (graphs.num_captures, graphs.num_replays) == (1, 4)
 
 
-# What changes between calls is never answered from before
-
-
 def test_weights_that_change_are_read_anew(graphs: CpuGraphs) -> None:
     model, index, inputs, answers = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True), []
 
@@ -363,7 +358,6 @@ def test_weights_that_wrap_others_have_the_addresses_of_those() -> None:
 
 
 def test_adapters_are_switched_on_and_off(graphs: CpuGraphs) -> None:
-    peft: Any = pytest.importorskip("peft")
     model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns of several adapters
@@ -442,9 +436,6 @@ def test_other_kinds_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("x", 5):
         with pytest.raises(ValueError, match="cache_implementation.*static"):
             model.generate(**inputs, constraint_index=index, cache_implementation=kind, **BEAMS)
-
-
-# Captures ahead
 
 
 def test_a_warm_up_captures_what_is_to_come(graphs: CpuGraphs, said: list[str]) -> None:

@@ -68,9 +68,6 @@ def run(text: str, **namespace: Any) -> dict[str, Any]:
     return namespace
 
 
-# Those of model_cards
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in, with stand-ins for what the cards' commands make in the home folder."""
@@ -131,9 +128,6 @@ def test_the_levels_of_beauty_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     assert "21 items share 9 of the 12,023 sequences" in text
 
 
-# Those that are generated
-
-
 def test_an_index_card_counts_what_is_left_after_updates() -> None:
     index = ConstraintIndex.from_sequences([*ROWS, [5, 12, 22]], item_ids=["a", "b", "c", "d", "e"])
     text = cards.index_card(summarise(index.snapshot), "me/catalogue")
@@ -189,9 +183,6 @@ def test_a_checkpoints_python_runs(kind: str, tmp_path: Path, monkeypatch: pytes
     made = run(text.replace('"..."', '"recommender"'), inputs={"input_ids": torch.tensor([[3, 10]])})
     assert len(made["items"]) == 20
     assert all(made["items"])
-
-
-# Those on the Hub
 
 
 def test_a_new_repository_gets_our_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import torch
 from families import build
 from label_tokenizers import LABELS, tokenizer_of
 from reference import reference_label_scores
+from sklearn import metrics
 from tokenizers.processors import TemplateProcessing
 
 from hf_gr import ConstraintIndex, classify
@@ -97,7 +98,6 @@ def difference(ranked: list[tuple[str, float]], expected: Answers) -> float:
     [("llama", 3), ("gpt2", 1024), ("gemma2", 3), ("gemma2", 1024), ("mistral", 3), ("t5", 1024), ("bart", 3)],
 )
 def test_labels_have_their_probability(family: str, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one piece, and in several."""
     monkeypatch.setattr(label_search, "NODES_AT_ONCE", nodes)
     model, index, known = model_of(family), index_of(), dict[Any, Any]()
     for score in ("sum", "renormalized", "mean", "pmi"):
@@ -228,7 +228,6 @@ def test_a_search_that_ends_early_is_not_sure(score: Any) -> None:
 
 
 def test_the_result_says_how_labels_were_found() -> None:
-    pytest.importorskip("pandas")
     model, index = model_of("llama"), index_of()
     exact = classify(model, tokenizer_of("bpe"), TEXTS, index, score="sum")
     nodes = len({tuple(row[:end]) for row in index for end in range(1, len(row))})
@@ -271,7 +270,6 @@ def test_parents_have_the_sums_of_their_labels(is_named: bool) -> None:
 
 
 def test_metrics_are_those_of_scikit_learn() -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
     draw = random.Random(1)
     right = [draw.choice(classes := ["A > a", "A > b", "B > a", "B > c > x", "C"]) for _ in range(60)]
     answers = [draw.sample(classes, 3) if draw.random() < 0.9 else [] for _ in right]

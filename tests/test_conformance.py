@@ -107,9 +107,6 @@ def assert_same(theirs: Any, ours: Any, num_return_sequences: int = 1) -> None:
     assert assert_same_beams(theirs, ours, num_return_sequences)
 
 
-# The loops
-
-
 @families
 @pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
 @pytest.mark.parametrize("mode", MODES)
@@ -132,9 +129,6 @@ def test_our_own_outputs(family: str, mode: str, ragged: bool) -> None:
             out.scores = (out.scores[0][:: options.get("num_beams", 1)], *out.scores[1:])
         torch.testing.assert_close(ours.scores, theirs.scores, atol=SCORE_TOL, rtol=SCORE_TOL)
         torch.testing.assert_close(ours.logits, theirs.logits, atol=STATE_TOL, rtol=STATE_TOL)
-
-
-# What goes in
 
 
 @torch.no_grad()
@@ -181,13 +175,9 @@ def test_prompts_in_other_forms(family: str, kind: str, num_beams: int) -> None:
     assert_same(*both(family, catalogue(ragged=False), **options), num_beams)
 
 
-# Compiled forwards
-
-
 @pytest.mark.parametrize("family", ["bloom", "qwen3", "t5"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_compiled_forwards(family: str) -> None:
-    """Compiled by the user, and by transformers as a call asks."""
     inputs, index = prompts(2, LENGTH), catalogue(ragged=False)
     torch.compiler.reset()
     model = enable(build(family))

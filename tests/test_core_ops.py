@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from inspect import getmembers, isfunction
 from types import ModuleType
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from hf_gr.core import ops
+from hf_gr.flax import ops as flax_ops
 from hf_gr.torch import ops as torch_ops
 
 RNG = np.random.default_rng(0)
@@ -52,17 +53,9 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def modules() -> list[tuple[ModuleType, Callable[[np.ndarray], Any]]]:
-    if find_spec("flax") is None:
-        return [(torch_ops, torch.from_numpy)]
-    import jax.numpy as jnp
-
-    from hf_gr.flax import ops as flax_ops
-
-    return [(torch_ops, torch.from_numpy), (flax_ops, jnp.asarray)]
-
-
-@pytest.mark.parametrize(("module", "to_array"), modules(), ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(
+    ("module", "to_array"), [(torch_ops, torch.from_numpy), (flax_ops, jnp.asarray)], ids=["torch", "flax"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_operations_mean_what_numpys_do(module: ModuleType, to_array: Callable[[Any], Any], name: str) -> None:
     def moved(value: Any) -> Any:

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex, __version__
 from hf_gr.commands import app as cli
-from hf_gr.commands import programs
 from hf_gr.demo import run, toy
 from hf_gr.demo.compare import same_answers
 from hf_gr.demo.data import MovieLens, film_features, keep_most_rated, leave_one_out, load_movielens
@@ -143,13 +142,6 @@ def test_what_cannot_run_is_refused_before_the_training(tmp_path: Path, monkeypa
     monkeypatch.setenv("HF_GR_CACHE", str(tmp_path))
     monkeypatch.setattr(run, "train_recommender", lambda *args, **kwargs: pytest.fail("trained in vain"))
     assert "--output-dir" in demo("--fast", code=1)
-
-
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "find_spec", lambda name: None if name == "sklearn" else object())
-    with pytest.raises(SystemExit) as end:  # Python prints the text, and ends with code 1
-        cli.demo()
-    assert end.value.code == 'hf-gr demo needs scikit-learn: pip install "hf-gr[demo]"'
 
 
 def test_help_and_the_version() -> None:

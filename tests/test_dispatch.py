@@ -8,13 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-from families import LLAMA, build
-
-pytest.importorskip("flax", reason="needs the extra flax")
-
 import jax
 import numpy as np
+import pytest
+from families import LLAMA, build
 from flax import nnx
 from transformers import AutoConfig
 
@@ -84,7 +81,6 @@ def test_backends_are_chosen_by_what_is_there(tpu: dict[str, Any], monkeypatch: 
 
 def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(folder: Path) -> None:
     """Tables of users are decoded by the PyTorch side."""
-    pytest.importorskip("pyarrow")
     options: dict[str, Any] = {"dtype": "auto", "device_map": None}
     model = load_model(folder / "llama", device="cpu", **options)
     assert isinstance(model, GRGenerationMixin)

@@ -103,9 +103,6 @@ def assert_answers(out: Any, expected: list[list[tuple[tuple[int, ...], float]]]
                 assert tokens[place][: len(sequence)] == list(sequence)
 
 
-# The head's beam search is that of the slow twin
-
-
 def ask(model: Any, inputs: dict[str, torch.Tensor], kind: str, num_beams: int, **options: Any) -> Any:
     how = {"num_beams": num_beams, "num_return_sequences": num_beams, "pad_token_id": PAD, "drafting": "head"}
     return model.generate(**inputs, **({"constraint_index": index_of(kind), **how, **DETAILS} | options))
@@ -240,9 +237,6 @@ def test_token_types_go_on_as_they_ended() -> None:
     assert seen == [[[0, 0, 1, 1, 1, 1, 1, 1], [0, 4, 5, 5, 5, 5, 5, 5]]]
 
 
-# The paper's form
-
-
 def test_only_the_last_level_is_checked_in_the_papers_form() -> None:
     """Against algorithm 3, line by line."""
     model, inputs, (rows, _), num_beams = with_head("qwen3", 4), prompts(1, 6), rows_of("dense"), 12
@@ -277,9 +271,6 @@ def test_nothing_is_checked_without_verification() -> None:
     assert_answers(out, [oracle(model, inputs, 0, everything, 9, length_penalty=0.0)], 4)
 
 
-# Lossless: the head drafts, the model verifies
-
-
 def test_a_good_head_saves_forwards() -> None:
     """A head that knows the answer: its codes' logits are set to what the model says after every prompt."""
     model, inputs = with_head("qwen3", 4), prompts(1, 6)
@@ -296,9 +287,6 @@ def test_a_good_head_saves_forwards() -> None:
     assert_same(drafted, plain)
     assert (plain.speculation.target_forwards, drafted.speculation.target_forwards) == (3, 1)
     assert int(drafted.speculation.accepted_steps) == 2
-
-
-# Bad input
 
 
 BEYOND = ConstraintIndex.from_sequences([[3, 4, 51, 6, 7], [3, 4, 5, 6, 7]])

@@ -14,6 +14,7 @@ from typing import Any
 
 import families
 import huggingface_hub
+import peft
 import pytest
 import safetensors.torch
 import torch
@@ -61,15 +62,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def rewrite(folder: Path, change: Any = None, **fields: Any) -> None:
-    """Write a saved head anew, with valid digests: `change` of its tensors, and other fields."""
-    description, _ = head_files.load(folder)
-    tensors = safetensors.torch.load_file(folder / TENSORS_FILE)
-    if change is not None:
-        change(tensors)
-    head_files.save(safetensors.torch, folder, {**description, **fields}, tensors, card=None)
-
-
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What transformers logs."""
@@ -84,9 +76,6 @@ def saved(tmp_path: Path) -> Path:
     model = build()
     add_draft_head(model, LEVELS).save_pretrained(tmp_path / "head")
     return tmp_path / "head"
-
-
-# A head for a model
 
 
 @pytest.mark.parametrize(
@@ -180,9 +169,6 @@ def test_what_is_refused_changes_nothing(levels: Any, options: dict[str, Any], m
         add_draft_head(model.model, LEVELS)
 
 
-# Placeholders and tokenizers
-
-
 def test_placeholders_are_special_tokens_that_survive_a_round_trip(tmp_path: Path) -> None:
     model, tokenizer = build(), tokenizer_of()
     head = add_draft_head(model, LEVELS, tokenizer=tokenizer)
@@ -225,9 +211,6 @@ def test_placeholders_that_would_be_codes_are_a_clear_error() -> None:
         add_draft_head(model, LEVELS, tokenizer=tokenizer)
     assert len(tokenizer) == 9
     assert add_draft_head(model, LEVELS).config.placeholder_token_ids == (64, 65, 66)
-
-
-# A head that is there already
 
 
 @pytest.mark.parametrize(
@@ -328,9 +311,6 @@ def test_a_head_of_another_model_is_a_clear_error(saved: Path) -> None:
     assert (len(shifted), len(model.get_input_embeddings().weight)) == (60, 64)
 
 
-# Checkpoints
-
-
 @pytest.mark.parametrize(
     ("family", "is_tied", "dtype"),
     [("qwen3", True, torch.float32), ("qwen3", False, torch.bfloat16), ("t5", False, torch.bfloat16)],
@@ -413,7 +393,6 @@ def test_a_gathered_state_dict_is_what_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT 0.21 reads it
 def test_a_wrapped_model_gets_its_head_inside(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     model = build()
     wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
     head = add_draft_head(wrapped, LEVELS)
@@ -421,9 +400,6 @@ def test_a_wrapped_model_gets_its_head_inside(tmp_path: Path) -> None:
     save_draft_head(wrapped, tmp_path)
     assert same_heads(DraftHead.from_pretrained(tmp_path), head)
     assert load_draft_head(wrapped, Source(tmp_path)) is head
-
-
-# Files
 
 
 def test_a_head_and_weights_of_two_saves_are_refused(tmp_path: Path) -> None:
@@ -505,12 +481,13 @@ def put(name: str, tensor: Any) -> Any:
 def test_tensors_that_do_not_fit_the_config_are_a_clear_error(
     change: Any, fields: dict[str, Any], message: str, saved: Path
 ) -> None:
-    rewrite(saved, change, **fields)
+    description, _ = head_files.load(saved)
+    tensors = safetensors.torch.load_file(saved / TENSORS_FILE)
+    if change is not None:
+        change(tensors)
+    head_files.save(safetensors.torch, saved, {**description, **fields}, tensors, card=None)  # whose digests fit
     with pytest.raises(ValueError, match=rf"safetensors holds no draft head \(.*({message}).*\): download it"):
         DraftHead.from_pretrained(saved)
-
-
-# Cards and the Hub
 
 
 def test_save_pretrained_that_pushes_uploads_the_head_also_the_second_time(hub: HubServer, tmp_path: Path) -> None:

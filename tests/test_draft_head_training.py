@@ -10,6 +10,7 @@ from typing import Any
 
 import families
 import numpy as np
+import peft
 import pytest
 import torch
 from reference import reference_head_log_probs
@@ -54,9 +55,6 @@ def trainer(directory: Path, model: Any, data: Any = None, **options: Any) -> Dr
         train_dataset=make_data() if data is None else data,
         **given,
     )
-
-
-# The dataset
 
 
 def test_every_item_with_others_before_it_is_an_entry() -> None:
@@ -123,9 +121,6 @@ def test_bad_data_is_named(given: dict[str, Any], message: str) -> None:
         make(**given)
 
 
-# The loss
-
-
 def slow_loss(model: Any, data: InteractionDataset) -> float:
     """Equation 6 as a mean: one prompt at a time, one level at a time."""
     weights = {name: values.double().numpy() for name, values in model.draft_head.state_dict().items()}
@@ -150,9 +145,6 @@ def test_the_loss_is_the_twins(family: str, ragged: bool, tmp_path: Path) -> Non
     loss = made.compute_loss(model, made.data_collator([data[number] for number in range(6)])).item()
     expected = slow_loss(model, data)
     assert abs(loss - expected) < LOSS_TOL * max(1, expected)
-
-
-# Who learns, and how fast
 
 
 def test_learning_rates_are_multiples(tmp_path: Path) -> None:
@@ -207,9 +199,6 @@ def test_a_head_without_placeholders_trains_alone_and_then_the_model_too(tmp_pat
     assert all(torch.equal(values, before[name]) for name, values in model.model.state_dict().items())
     trainer(tmp_path, model, max_steps=1).train()
     assert not torch.equal(before["layers.0.mlp.up_proj.weight"], model.model.layers[0].mlp.up_proj.weight)
-
-
-# Training
 
 
 @pytest.mark.parametrize(
@@ -277,8 +266,6 @@ def test_the_best_checkpoint_is_loaded_with_its_head(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
 def test_an_adapter_trains_with_the_head_and_resumes(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-
     def wrapped() -> Any:
         model = model_of()
         return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
@@ -300,8 +287,6 @@ def test_an_adapter_trains_with_the_head_and_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
 def test_an_adapter_inside_the_head_is_refused(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-
     def wrapped(**options: Any) -> Any:
         return peft.get_peft_model(model_of(), peft.LoraConfig(task_type="CAUSAL_LM", **options))
 
@@ -314,8 +299,6 @@ def test_an_adapter_inside_the_head_is_refused(tmp_path: Path) -> None:
     # What the message says helps.
     trainer(tmp_path, wrapped(target_modules="all-linear", exclude_modules=r"draft_head\..*"))
 
-
-# At the door
 
 LONG = InteractionDataset([[3], [3] * 126], labels=[[3, 10, 20]] * 2)
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from families import DECODERS, DETAILS, ENCODER_DECODERS, EOS, PAD, build, prompts, shared
@@ -38,9 +39,6 @@ def assert_same(found: Any, expected: Any) -> None:
         neighbours = [other for other in (row - 1, row + 1) if 0 <= other < len(scores)]
         gap = min(abs(float(scores[row] - scores[other])) for other in neighbours)
         assert gap < TIE_TOL, f"row {row}: {found.sequences[row].tolist()}, not {expected.sequences[row].tolist()}"
-
-
-# Models
 
 
 def inverted(model: Any) -> Any:
@@ -72,9 +70,6 @@ def draft_of(target: Any) -> Any:
     return build("t5", seed=5) if target.config.is_encoder_decoder else small_llama()
 
 
-# Catalogues
-
-
 @cache
 def rows_of(kind: str) -> tuple[list[list[int]], int | None]:
     rng = np.random.default_rng(0)
@@ -92,9 +87,6 @@ def index_of(kind: str) -> ConstraintIndex:
     return ConstraintIndex.from_sequences(rows, eos_token_id=eos)
 
 
-# Every draft; options, rules and updates are drawn in fuzz/test_generation.py
-
-
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODER_DECODERS])
 def test_drafts_change_nothing_in_any_family(family: str) -> None:
     target, inputs = enable(shared(family)), prompts(2, LONG_PROMPT, padded=True)
@@ -108,9 +100,6 @@ def test_drafts_change_nothing_in_any_family(family: str) -> None:
         drafted = target.generate(**inputs, **settings, **draft)
         assert_same(drafted, plain)
         assert drafted.speculation.drafted_steps.any()
-
-
-# What else a call may ask for
 
 
 @pytest.mark.parametrize(
@@ -192,9 +181,6 @@ def test_rows_go_on_by_themselves(family: str) -> None:
         assert [[number] for number in out.speculation.accepted_steps.tolist()] == steps
 
 
-# Forwards
-
-
 def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
     """4 codes of 256, 12,000 items, branching of 91, 72, 1.7 and 1.08 as on the real one."""
     rng = np.random.default_rng(0)
@@ -214,9 +200,6 @@ def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
     assert plain.speculation.draft_forwards == plain.speculation.drafted_nodes.sum() == 0
 
 
-# Relaxed
-
-
 def test_relaxed_is_not_cut_to_fifty_candidates() -> None:
     index = ConstraintIndex.from_sequences([[token] for token in range(3, 63)])
     options = {"constraint_index": index, "num_beams": 60, "num_return_sequences": 60, "verification": "relaxed"}
@@ -227,7 +210,6 @@ def test_relaxed_is_not_cut_to_fifty_candidates() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
 def test_an_adapted_draft_takes_the_layout_of_its_base() -> None:
-    peft = pytest.importorskip("peft")
     target, inputs = model_of("qwen3"), prompts(3, LONG_PROMPT, padded=True)
     adapted = peft.get_peft_model(build("llama", seed=1), peft.LoraConfig(task_type="CAUSAL_LM", r=2)).eval()
     options = {"constraint_index": index_of("fixed"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
@@ -236,9 +218,6 @@ def test_an_adapted_draft_takes_the_layout_of_its_base() -> None:
     assert_same(out, base)  # a new adapter changes nothing
     assert out.speculation.draft_forwards == base.speculation.draft_forwards
     assert out.speculation.accepted_steps.tolist() == base.speculation.accepted_steps.tolist()
-
-
-# What is refused, and what is said
 
 
 def test_a_draft_model_needs_tokens() -> None:

@@ -9,30 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_case import Case, command, make_users, options_of, write_users
+from jobs_case import Case, command, options_of
 
 from hf_gr import AutoModelForGenerativeRetrieval, recommend
 
-
-@pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
-    return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, 5))
+NUM_USERS = 5
 
 
 def test_mistakes_are_told_on_one_line(case: Case, users: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "popular.txt").write_text("7\n8\n")
     compared = {"model": case.model, "index": case.index, "input": users, "history": "seen", "cutoffs": "1,5"}
     right = {"recommend": options_of(case, users, tmp_path / "r.parquet"), "evaluate": flags_of(compared)}
     for name, more, code, message in (
         ("recommend", {"model": tmp_path / "empty"}, 2, f"{tmp_path / 'empty'}"),
         ("recommend", {"model": "no/model"}, 1, "model='no/model' is neither a folder here nor reachable on the Hub"),
-        ("recommend", {"index": "no/index"}, 2, "'no/index' is no folder here"),
         ("recommend", {"option": "length_penalty"}, 2, "option='length_penalty', expected NAME=VALUE"),
         ("recommend", {"option": "top_k=3"}, 2, "option='top_k=3', expected an argument of generate that has no flag"),
         ("recommend", {"prefix-tokens": "1,x"}, 2, "prefix_tokens='1,x', expected integers such as 5,10"),
-        ("recommend", {"revision": "v1"}, 2, "revision='v1' with the folder"),
-        ("recommend", {"fallback": tmp_path / "popular.txt"}, 2, "fallback="),
         ("evaluate", {"num-beams": "x"}, 2, "num_beams='x', expected integers such as 5,10"),
         ("evaluate", {"plot": "gone/m.png"}, 2, "plot='gone/m.png', expected an existing folder: gone is none"),
         ("evaluate", {"plot": "m.gif"}, 2, "plot='m.gif', expected a name that ends in one of .png, .svg, .pdf"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,25 +56,21 @@ def test_every_script_runs(given: list[Path | str], tmp_path: Path) -> None:
         assert json.loads(last[0])
 
 
-def not_in_a_copy(text: str) -> set[str]:
-    """The top names of what a script imports, anywhere in it, and a copy of it would lack."""
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_import_nothing_from_beside_them(path: Path) -> None:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add("." * node.level + (node.module or ""))
-    found = {name.partition(".")[0] for name in names}
-    return {name for name in found if name in BESIDE or not name}
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_import_nothing_from_beside_them(path: Path) -> None:
-    found = not_in_a_copy(path.read_text(encoding="utf-8"))
+    found = {name.partition(".")[0] for name in names} & {*BESIDE, ""}
     assert {name for name in found if (path.stem, name) not in GUARDED} == set()
 
 
-def test_an_import_from_beside_is_seen() -> None:
-    assert not_in_a_copy("def f():\n    from benchmark.report import print_table") == {"benchmark"}
-    assert not_in_a_copy("from . import smollm2") == {""}
-    assert not_in_a_copy("import numpy, hf_gr.training") == set()
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")), ids=lambda file: file.name)
+def test_every_example_is_run_or_imported(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    others = (other.read_text(encoding="utf-8") for other in FOLDER.rglob("*.py") if other != file)
+    is_imported = any(re.search(rf"^ *(from|import) (\w+\.)?{file.stem}\b", other, re.MULTILINE) for other in others)
+    assert re.search(r"^if __name__ == ", text, re.MULTILINE) or is_imported

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-
-pytest.importorskip("jax")
-
 import table_scorers as theirs
+import torch
 from flax_table_scorers import TableScorer, prompt_of
 from random_catalogues import VOCABULARY, random_rows, tables
 from table_scorers import make_plan

@@ -9,18 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from test_draft_head import NUM_CODES, VARIANTS, new_head
-
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
-import jax
-import jax.numpy as jnp
 from flax_pairs import SCORE_TOL, pair
+from test_draft_head import NUM_CODES, VARIANTS, new_head
 
 from hf_gr.files import draft_head as head_files
 from hf_gr.flax import draft_head
@@ -45,7 +41,6 @@ def as_flax(head: TorchHead, folder: Path) -> DraftHead:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_has_the_same_logits(variant: str, tmp_path: Path) -> None:
-    """A chain of tokens down the levels, over codes and over the vocabulary."""
     theirs = new_head(3, hidden_size=8, **VARIANTS[variant])
     ours = as_flax(theirs, tmp_path)
     assert ours.config == theirs.config

@@ -8,16 +8,12 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from flax_table_scorers import TableScorer, prompt_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
-import jax
-from flax_table_scorers import TableScorer, prompt_of
 from random_catalogues import LENGTH, VOCABULARY, random_index, random_rules, tables
 
 from hf_gr.core.beam import Beams

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import prompts
-
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
-import jax.numpy as jnp
 import torch
+from families import prompts
 from flax_pairs import BEAMS, DETAILS, INDEX, RAGGED, check, pair
 from transformers import LogitsProcessorList
 
@@ -57,10 +53,8 @@ def test_what_searches_ahead_changes_nothing_but_forwards(family: str, searches:
     mine, options = {}, {"constraint_index": DEEP, **BEAMS, **options}
     index = options["constraint_index"]
     if searches == "head":
-        models, options = (
-            pair(family, head=index.max_length),
-            {"verification": "strict", **options, "drafting": "head"},
-        )
+        models = pair(family, head=index.max_length)
+        options = {"verification": "strict", **options, "drafting": "head"}
     else:
         models, drafts = pair(family, layers=2), pair(family, seed=1)
         mine, options["assistant_model"] = {"assistant_model": drafts[1]}, drafts[0]

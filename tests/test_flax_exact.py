@@ -7,15 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import EOS, build, prompts
-
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
-import jax
-import jax.numpy as jnp
 from flax_pairs import DETAILS, check, pair
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
@@ -47,10 +43,8 @@ INPUTS = prompts(3, 9, padded=True)
     ],
 )
 def test_answers_proofs_and_counts_are_pytorchs(family: str, index: Any, kwargs: dict[str, Any]) -> None:
-    models, rules = (
-        pair(family, layers=2 if family in ("qwen3", "gemma2") else 1),
-        [index, index.where(range(0, 300, 3)), index],
-    )
+    models = pair(family, layers=2 if family in ("qwen3", "gemma2") else 1)
+    rules = [index, index.where(range(0, 300, 3)), index]
     how = {"constraint_index": rules, "exclude_items": [[0, 9], [], list(range(50))], **TEN, **kwargs}
     found = check(models, INPUTS, **how)
     best = models[0].generate(**INPUTS, **how).speculation
@@ -95,19 +89,3 @@ def test_sequences_of_one_token_need_no_forward_but_the_prompts() -> None:
     found = check(pair("qwen3", layers=2), INPUTS, constraint_index=index, **TEN)
     assert found.num_proven.tolist() == [9, 9, 9]
     assert found.speculation.target_forwards == 0
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"do_sample": True, "top_p": 0.5}, "top_p with exact=True, expected neither"),
-        ({"suppress_tokens": [5]}, "suppress_tokens with exact=True, expected neither"),
-        ({"logits_processor": [lambda tokens, scores: scores]}, "logits_processor with exact=True"),
-        ({"stopping_criteria": [lambda tokens, scores: tokens[:, 0] > 0]}, "stopping_criteria with exact=True"),
-        ({"output_logits": True}, "output_logits=True with exact=True"),
-        ({"max_nodes": 2}, "max_nodes=2, expected at least 3"),
-    ],
-)
-def test_refusals(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pair("qwen3", layers=2)[1].generate(INPUTS["input_ids"].numpy(), constraint_index=INDEX, **TEN | kwargs)

@@ -8,16 +8,12 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-from families import FAMILIES, LLAMA, PAD, VOCABULARY, prompts
-
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 import torch
+from families import FAMILIES, LLAMA, PAD, VOCABULARY, prompts
 from flax_pairs import BEAMS, INDEX, RAGGED, ROWS, check, pair, processors_of, to_numpy
 from transformers import GPT2Config
 
@@ -73,7 +69,6 @@ FIELDS: dict[str, dict[str, Any]] = {"phi3": {"sliding_window": 3}, "gemma2": {"
     [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in sorted(IN_FLAX)],
 )
 def test_every_family_answers_as_in_pytorch(family: str) -> None:
-    """Prompts are padded, and longer than windows."""
     models = pair(family, layers=2, **FIELDS.get(family) or ({} if family in FAMILIES else LLAMA))
     how = {"constraint_index": RAGGED} if family in QUICK else {"constraint_index": INDEX, "drafting": "trie"}
     check(models, prompts(3, 9, padded=True), **how, **BEAMS)
@@ -186,7 +181,6 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
 
 
 def test_what_a_caller_has_set_in_jax_changes_nothing() -> None:
-    """Before and after the program is made."""
     _, model, _ = pair("qwen3")
     call: dict[str, Any] = {
         "constraint_index": INDEX.where(list(range(50))),

@@ -14,9 +14,6 @@ from families import EOS, PAD, build
 from hub_server import HubServer
 from test_draft_head import new_head
 
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
 from hf_gr.files.hub import Source
 from hf_gr.flax import checkpoint

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config, T5Config
+
+from hf_gr.flax.model import FlaxModel
 
 BLOCKED = "import sys; sys.modules[{name!r}] = None\n"
 LOADED = "print(*[name for name in {names!r} if sys.modules.get(name)])"
@@ -68,12 +71,6 @@ def test_without_torch_the_error_names_it(name: str, fix: str) -> None:
 
 def test_the_flax_path_needs_no_torch(tmp_path: Path) -> None:
     """What needs no model, then loading, saving and whole calls without torch: `backend="auto"` then means Flax."""
-    pytest.importorskip("jax")
-    pytest.importorskip("flax")
-    from transformers import Qwen3Config, T5Config
-
-    from hf_gr.flax.model import FlaxModel
-
     sizes: dict[str, Any] = {"vocab_size": 16, "eos_token_id": None, "bos_token_id": None}
     qwen3 = Qwen3Config(hidden_size=8, num_hidden_layers=1, head_dim=8, intermediate_size=8, **sizes)
     for name, config in (("qwen3", qwen3), ("t5", T5Config(d_model=8, d_kv=8, d_ff=8, num_layers=1, **sizes))):

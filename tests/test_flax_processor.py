@@ -6,14 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pytest
-
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 import torch
 from families import EOS
 from jax import lax
@@ -80,7 +76,6 @@ def test_scores_are_pytorchs(name: str) -> None:
 
 
 def test_a_whole_loop_is_one_program_and_finds_items() -> None:
-    """`lax.while_loop` with a fixed buffer: greedy, until all rows have ended."""
     processor = FlaxConstraintLogitsProcessor(PER_PROMPT[:3], PROMPT)
 
     @jax.jit

@@ -9,11 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("jax")
-pytest.importorskip("typer")
-
 # A command, then a program: how many of its programs were loaded instead of compiled.
 PROCESS = """
 import sys

@@ -8,9 +8,11 @@ import inspect
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("jax")
+from hf_gr.generation.configuration import DRAFTING, VERIFICATION
+from hf_gr.generation.flax.checks import NEUTRAL, NEUTRAL_SCORES, NEUTRAL_WARPERS
+from hf_gr.generation.flax.drafts import KINDS
+from hf_gr.generation.flax.mixin import FlaxGenerationMixin
+from hf_gr.generation.torch.mixin import GRGenerationMixin
 
 # Modules of one side alone, and why, or what is there instead.
 ALONE = {
@@ -88,9 +90,6 @@ TORCH_VERIFICATIONS = {
 
 
 def test_generate_takes_the_same_arguments() -> None:
-    from hf_gr.generation.flax.mixin import FlaxGenerationMixin
-    from hf_gr.generation.torch.mixin import GRGenerationMixin
-
     ours, theirs = (
         list(inspect.signature(mixin.generate).parameters) for mixin in (FlaxGenerationMixin, GRGenerationMixin)
     )
@@ -101,15 +100,10 @@ def test_generate_takes_the_same_arguments() -> None:
 
 
 def test_fields_of_a_config_are_refused_for_a_reason() -> None:
-    from hf_gr.generation.flax.checks import NEUTRAL, NEUTRAL_SCORES, NEUTRAL_WARPERS
-
     assert {**NEUTRAL, **NEUTRAL_SCORES, **NEUTRAL_WARPERS}.keys() == REFUSED_FIELDS.keys()
 
 
 def test_drafts_and_verifications_are_the_same_but_for_those_that_are_listed() -> None:
-    from hf_gr.generation.configuration import DRAFTING, VERIFICATION
-    from hf_gr.generation.flax.drafts import KINDS
-
     assert {*KINDS, "auto"} == set(DRAFTING)
     assert {name for kind in KINDS.values() for name in kind.lacks} == set(TORCH_VERIFICATIONS)
     assert set(TORCH_VERIFICATIONS) <= set(VERIFICATION)

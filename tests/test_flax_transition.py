@@ -7,15 +7,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("jax")
-
-import jax
-import jax.numpy as jnp
 from random_catalogues import (
     SPARSE,
     TOKENS,

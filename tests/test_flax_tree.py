@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from transformers.generation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-pytest.importorskip("jax")
-
-import jax.numpy as jnp
 
 from hf_gr.flax import tree, warpers
 from hf_gr.torch import tree as torch_tree

@@ -78,6 +78,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "exact, values": {"exact": True, "item_bias": BIAS, **GROUPS},
     "exact, ragged": {"exact": True, "constraint_index": RAGGED, "length_penalty": -1.0, **GROUPS},
     "exact samples": {"exact": True, "do_sample": True, "top_k": 0, "seed": [3, 4, 5]},
+    "samples": {"do_sample": True, "top_k": 0, "seed": [3, 4, 5]},
+    "sampled beams": {"do_sample": True, "top_k": 0, "seed": [3, 4, 5], **BEAMS},
     "beams, values": {"item_bias": BIAS, **GROUPS, **BEAMS},
     "greedy": {"num_return_sequences": 1},
     "beams among legal tokens": {"renormalize_logits": True, **BEAMS},
@@ -140,16 +142,6 @@ def test_cuda_drafts_change_nothing(family: str, drafting: str) -> None:
     assert_same(model.generate(**options, **drafted), model.generate(**options))
 
 
-@pytest.mark.parametrize("num_beams", [1, 6])
-def test_cuda_samples_are_the_cpus(num_beams: int) -> None:
-    """A prompt's samples depend on its seed, not on the device, as far as scores do not."""
-    model, inputs = enable(build("qwen3")), prompts(3, 9, padded=True)
-    options = {"constraint_index": INDEX, "num_beams": num_beams, "num_return_sequences": num_beams, "top_k": 0}
-    options |= {"do_sample": True, "seed": [3, 4, 5]}
-    expected = model.generate(**inputs, **options).tolist()
-    assert model.cuda().generate(**on_gpu(inputs), **options).tolist() == expected
-
-
 def test_cuda_samples_are_those_of_the_generator() -> None:
     model, draft = enable(build("qwen3")).cuda(), build("llama", seed=1).cuda()
     options = {**on_gpu(prompts(3, 9, padded=True)), "constraint_index": INDEX, "top_k": 0, **BEAMS}
@@ -158,9 +150,6 @@ def test_cuda_samples_are_those_of_the_generator() -> None:
         model.generate(**options, generator=torch.Generator("cuda").manual_seed(3)).tolist() for _ in range(2)
     )
     assert first == second
-
-
-# Captured decodes
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -54,9 +54,6 @@ def test_threads_do_not_share_buffers(backend: Any) -> None:
             assert doubled.tolist() == [2.0 * value] * 4
 
 
-# CudaGraphs, over a fake torch.cuda
-
-
 class FakeCuda:
     """What `CudaGraphs` uses of `torch.cuda`; logs it."""
 
@@ -223,8 +220,6 @@ def test_a_capture_that_breaks_off_leaves_the_thread_on_its_stream(fails_to_end:
     assert len(cuda.pools()) == 2  # not the pool that broke
     assert ask(one, 3.0)[0].tolist() == [6.0] * 4
 
-
-# The rehearsal
 
 REFUSED: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
     "item": ("waits", lambda x: x.sum().item()),

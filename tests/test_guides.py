@@ -45,18 +45,10 @@ def test_python_blocks_run(
     run(blocks_of(page.read_text(encoding="utf-8")), page.name, capsys)
 
 
-def test_a_page_that_says_something_wrong_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["print(1 + 1)  # -> 2"], "right", capsys)
-    with pytest.raises(AssertionError):
-        run(["print(1 + 1)  # -> 3"], "wrong", capsys)
-    with pytest.raises(NameError):
-        run(["print(index)"], "of another page", capsys)
-
-
 def test_the_readme_is_short_has_code_and_leads_to_every_guide() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MOST_LINES
-    assert blocks_of(text)
+    assert any("  # -> " in block for block in blocks_of(text))
     assert 'pip install -c constraints.txt -e ".[demo]" && hf-gr demo' in text
     assert 'pip install -c constraints.txt -e ".[dev]" && pytest' in text
     assert [page.name for page in GUIDES if f"](examples/guides/{page.name})" not in text] == []

@@ -57,9 +57,6 @@ def cached(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and "models--" in str(path))
 
 
-# An index
-
-
 def test_an_index_goes_to_the_hub_and_back(hub: HubServer, tmp_path: Path) -> None:
     address = make_index().push_to_hub("catalogue", commit_message="hello")  # the Hub puts the user's name before it
     assert COMMIT.search(address)[1] == hub.commit("me/catalogue")  # pyright: ignore
@@ -122,9 +119,6 @@ def test_subfolder_and_cache_dir_are_where_they_say(hub: HubServer, tmp_path: Pa
     assert cached(tmp_path / "home") == []
 
 
-# Who may
-
-
 def test_a_private_repository_is_for_its_owner(hub: HubServer) -> None:
     make_index().push_to_hub("me/catalogue", private=True)
     assert hub.repositories["me/catalogue"].private
@@ -140,9 +134,6 @@ def test_a_private_repository_is_for_its_owner(hub: HubServer) -> None:
     hub.fail("HEAD", "/resolve/", status=403)
     with pytest.raises(ValueError, match=r"the Hub refuses constraint_index.json of 'me/catalogue' .*check token="):
         ConstraintIndex.from_pretrained("me/catalogue", token=hub.token, cache_dir="empty")
-
-
-# What goes wrong on the way down
 
 
 @pytest.mark.parametrize(
@@ -188,8 +179,6 @@ def test_what_is_cached_needs_no_hub(hub: HubServer, waits: list[float], monkeyp
     assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
 
 
-# What goes wrong on the way up
-
 UPLOAD_FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "upload": ("PUT", "^/objects/", {"status": 503}),
     "upload cut": ("PUT", "^/objects/", {"after": 100}),
@@ -226,9 +215,6 @@ def test_an_index_that_cannot_be_saved_makes_no_repository(hub: HubServer) -> No
     with pytest.raises(ValueError, match="no item is alive"):
         index.where(np.zeros(3, dtype=bool)).push_to_hub("me/catalogue")
     assert hub.requests == []
-
-
-# Draft heads and checkpoints
 
 
 def make_model(*, with_head: bool = True, catalogue: str | None = None, seed: int = 0) -> Any:
@@ -359,9 +345,6 @@ def test_a_catalogue_that_a_model_names_is_loaded_as_the_model_was(
     model.save_pretrained(tmp_path / "saved")
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(hub.token.encode() in data for data in kept)
-
-
-# From the command line
 
 
 def command(*arguments: Any) -> Any:

@@ -34,7 +34,11 @@ SPARSE = [[70_000 + number, 7, *[5, 300] * (number % 5 > 0)] for number in range
 
 
 def golden_indexes() -> dict[str, ConstraintIndex]:
-    """The catalogues of the golden files: both kinds of item ids and of sequences, duplicates, large tokens."""
+    """The catalogues of the golden files: both kinds of item ids and of sequences, duplicates, large tokens.
+
+    They are what users have on their disks: if a test of them fails, the code is wrong, or the format has changed and
+    needs version 3, with golden files of its own beside these.
+    """
     return {
         "integers": ConstraintIndex.from_sequences(
             [[7, 300, 12], [7, 301, 12], [5, 300, 12], [7, 300, 12]], item_ids=[-4, 10, 70_000, 3]
@@ -49,17 +53,6 @@ def golden_indexes() -> dict[str, ConstraintIndex]:
             [[5, 7], [5, 7], [5, 8], [5, 8], [6, 7]], item_ids=[-4, 10, 300, 301, 70_000]
         ),
     }
-
-
-def write_golden_files() -> None:
-    """Write tests/golden/index_v2_xxh3: `python -c "import test_index; test_index.write_golden_files()"` in tests/.
-
-    They are what users have on their disks: if a test of them fails, the code is wrong, or the format has changed and
-    needs version 3, with golden files of its own beside these.
-    """
-    for name, index in golden_indexes().items():
-        index.save_pretrained(GOLDEN_XXH3 / name)
-        (GOLDEN_XXH3 / name / "README.md").unlink()
 
 
 def items_of(index: ConstraintIndex) -> Items:

@@ -64,9 +64,6 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-# The numbers
-
-
 def reference_summary(rows: list[list[int]]) -> list[dict[str, Any]]:
     """By level, one prefix at a time."""
     sequences = set(map(tuple, rows))
@@ -102,9 +99,6 @@ def test_levels_are_those_of_the_twin(rows: list[list[int]], is_ragged: bool) ->
         assert {name: pytest.approx(getattr(level, name)) for name in wanted} == wanted
 
 
-# show
-
-
 def test_show_prints_levels_and_facts(folder: Path) -> None:
     printed = succeed("show", folder)
     assert ["2", "3", "1.50", "2", "50.0%", "50.0%", "0"] in map(str.split, printed.splitlines())
@@ -117,9 +111,6 @@ def test_show_prints_levels_and_facts(folder: Path) -> None:
         assert said in printed
     summary = summarise(ConstraintIndex.from_pretrained(folder).snapshot)
     assert json.loads(succeed("show", folder, "--json")) == json.loads(json.dumps(dataclasses.asdict(summary)))
-
-
-# build
 
 
 def build(tmp_path: Path, *arguments: Any) -> ConstraintIndex:
@@ -303,9 +294,6 @@ def test_an_argument_does_not_control_the_terminal(tmp_path: Path) -> None:
     assert not {"\x1b", "\x9b"} & set("".join([refused.output, *printed]))
 
 
-# check
-
-
 def test_check_finds_damage_and_nothing_damaged_is_pushed(folder: Path, hub: HubServer) -> None:
     """What is damage: tests/test_index.py."""
     printed = succeed("check", folder)
@@ -375,9 +363,6 @@ def test_doubts_are_of_codes_alone() -> None:
         (ConstraintIndex.from_sequences(codes + [0, 16, 32]), None, 0),
     ):
         assert len(doubts_of(index.snapshot, vocabulary=vocabulary)) == number
-
-
-# All of them
 
 
 def test_every_command_prints_json(tmp_path: Path, hub: HubServer) -> None:

@@ -110,9 +110,6 @@ def test_evaluate_counts_what_such_users_get(case: Case) -> None:
     assert evaluate(case.model, users, **columns, **options).results[0].metrics == found.metrics
 
 
-# Delisted items
-
-
 def test_items_that_are_removed_are_read_and_not_recommended(case: Case, tmp_path: Path) -> None:
     """The oracle: the whole answer without them. A catalogue saved without them has forgotten them."""
     histories, gone = [[100, 103, 107], [107]], [107, 112]
@@ -133,9 +130,6 @@ def test_items_that_are_removed_are_read_and_not_recommended(case: Case, tmp_pat
         recommend(case.model, histories, constraint_index=case.index, remove_items=list(case.tokens))
 
 
-# The command
-
-
 def test_the_command_says_how_many_and_removes_what_a_file_lists(case: Case, real: Any, tmp_path: Path) -> None:
     users, output = write_users(tmp_path / "u.parquet", real), tmp_path / "recs.parquet"
     (tmp_path / "popular.csv").write_text("item_id\n" + "".join(f"{item}\n" for item in POPULAR))
@@ -152,9 +146,6 @@ def test_the_command_says_how_many_and_removes_what_a_file_lists(case: Case, rea
     (tmp_path / "gone.txt").write_text("100\n")  # another night, another run
     other = command("recommend", *flags)
     assert (other.exit_code, "is there already, of another run" in other.stderr) == (2, True)
-
-
-# Runs that went well and look like a mistake
 
 
 @pytest.mark.parametrize(

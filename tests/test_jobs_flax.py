@@ -7,14 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
-
-pytest.importorskip("jax")
-pytest.importorskip("flax")
-
-import jax
-from jobs_case import SCORE_TOL, Case, command, make_users, options_of, read, run, write_users
+from jobs_case import SCORE_TOL, Case, command, options_of, read, run
 from transformers import FalconConfig
 
 from hf_gr import AutoModelForGenerativeRetrieval, evaluate, recommend
@@ -23,11 +19,6 @@ from hf_gr.flax.decode import decode_program
 from hf_gr.flax.model import FlaxModel
 
 NUM_USERS = 40
-
-
-@pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
-    return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, NUM_USERS))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +73,6 @@ def test_a_job_gives_the_rows_of_pytorch_with_few_programs(
 
 
 def test_both_frameworks_have_the_same_metrics(case: Case, users: Path, model: Any) -> None:
-    """One comparison of a model in PyTorch and one in Flax, which also takes the time of single users."""
     torch_model, index = case.load()
     found = evaluate(
         {"torch": torch_model, "flax": model},

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -49,7 +51,7 @@ def to_pandas(table: pa.Table) -> Any:
 
 
 def to_polars(table: pa.Table) -> Any:
-    return pytest.importorskip("polars").from_arrow(table)
+    return polars.from_arrow(table)
 
 
 def to_dataset(table: pa.Table) -> Any:
@@ -106,7 +108,6 @@ def test_histories_give_lists_of_items(loaded: Any, table: pa.Table, rows: Any) 
 
 
 def test_exact_items_are_those_of_beams_that_cut_nothing(loaded: Any, table: pa.Table) -> None:
-    """And `evaluate` says what share of lists is proven."""
     model, index = loaded
     options: dict[str, Any] = {"constraint_index": index, "history": "seen", "progress": False}
     wide = recommend(model, table, top_k=9, num_beams=len(index), exclude="seen", **options)
@@ -159,7 +160,6 @@ def test_what_is_no_table_is_refused(case: Case, table: pa.Table) -> None:
 
 
 def test_columns_that_are_not_named_are_not_looked_at() -> None:
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"seen": [[1], None, [2, 3]], "x": [1, "a", object()], 5: [1, 2, 3]})
     users = Table(frame, {"seen": "history"})
     assert [rows.columns.to_pylist() for rows, _ in users.batches(2)] == [

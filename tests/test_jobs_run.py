@@ -31,11 +31,6 @@ NUM_USERS, NUM_PARTS = 84, 6  # windows of 16, the last of 4
 
 
 @pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
-    return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, NUM_USERS))
-
-
-@pytest.fixture(scope="module")
 def expected(case: Case, users: Path) -> Path:
     """The output of a run that nothing disturbs."""
     return run(case, users, users.with_name("whole.parquet")).output
@@ -78,9 +73,6 @@ def same_rows(found: Path, expected: Path) -> bool:
     return all(same(row, (one["items"], one["scores"])) for row, one in pairs)
 
 
-# The rows
-
-
 @pytest.mark.parametrize(
     ("family", "strings", "eos"), [("llama", False, None), ("gpt2", True, 2), ("t5", True, 2), ("bart", False, None)]
 )
@@ -117,7 +109,6 @@ def test_how_rows_are_batched_and_drafted_does_not_matter(
 
 
 def test_the_checkpoint_may_name_all(tmp_path: Path, case: Case, users: Path) -> None:
-    """Its catalogue, its beams, and how its draft head drafts."""
     model, index = case.load()
     model.add_draft_head(index)
     model.generation_config.update(constraint_index=".", num_beams=12, drafting="head", verification="strict")
@@ -171,9 +162,6 @@ def test_a_model_that_is_partly_on_the_disk(tmp_path: Path, case: Case, users: P
     other.save_pretrained(tmp_path / "other")
     moved = load(tmp_path / "other", "offload2")
     assert fingerprint_model(moved) == fingerprint_model(other) != fingerprint_model(model)
-
-
-# What stops a run, and what is skipped
 
 
 def test_a_run_that_stopped_at_a_row_goes_on_and_skips_it(tmp_path: Path, case: Case, expected: Path) -> None:
@@ -272,9 +260,6 @@ def test_users_that_change_while_they_are_read(
     with pytest.raises(ValueError, match=r"u.parquet has changed since the run began"):
         run(case, path, tmp_path / "recs.parquet")
     assert not (tmp_path / "recs.parquet").exists()
-
-
-# Resuming
 
 
 def test_a_run_that_finished_nothing_is_in_nobodys_way(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
@@ -376,9 +361,6 @@ def test_a_damaged_part_is_named(tmp_path: Path, case: Case, users: Path, whole:
     assert run(case, users, output).output.read_bytes() == whole
 
 
-# Kills and full disks
-
-
 # Moments of a run, and the finished parts that they leave. A file is synced twice: before and after it gets its name.
 MOMENTS = {
     "a part without its name": (1, "os.fsync", 0),
@@ -419,8 +401,6 @@ def test_a_full_disk_keeps_what_is_finished(
     assert not list(folder_of(output).glob("*.tmp"))
     assert run(case, users, output).output.read_bytes() == whole
 
-
-# Several processes
 
 PROMPTS = [[3 + number, 5] for number in range(10)]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from families import build, prompts
-from pretend_cuda import Log, PretendCuda, as_one_operation, on_device
+from pretend_cuda import PretendCuda, as_one_operation, on_device
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import mixin
@@ -38,11 +38,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendCuda]:
         yield cuda
 
 
-def decode_wide(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Log:
-    """What happens in the loop after the prefill; what the model does is counted apart."""
+def test_a_level_takes_few_operations_and_little_memory(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     decode, logs = mixin.decode, []
 
     def counted(scorer: Any, *args: Any) -> Any:
+        """The loop after the prefill; what the model does is counted apart."""
         prefilled, model = scorer.begin(), scorer.model
         scorer.begin = lambda levels=(): prefilled
 
@@ -55,17 +55,11 @@ def decode_wide(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, **options: A
         with cuda.within("decode"):
             return decode(scorer, *args)
 
-    model = enable(build("qwen3", config=MODEL, dtype=torch.bfloat16)).cuda()
-    inputs = on_device(prompts(1, LENGTH))
-    how = {"constraint_index": INDEX, "num_beams": NUM_BEAMS, "num_return_sequences": NUM_BEAMS} | options
+    model, inputs = enable(build("qwen3", config=MODEL, dtype=torch.bfloat16)).cuda(), on_device(prompts(1, LENGTH))
     model.generate(**inputs, constraint_index=INDEX, num_beams=2)  # moves the catalogue, tries kernels
     monkeypatch.setattr(mixin, "decode", counted)
-    model.generate(**inputs, **how)
-    return logs[0]
-
-
-def test_a_level_takes_few_operations_and_little_memory(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = decode_wide(cuda, monkeypatch)
+    model.generate(**inputs, constraint_index=INDEX, num_beams=NUM_BEAMS, num_return_sequences=NUM_BEAMS)
+    (log,) = logs
     assert log.operations["decode"] <= MOST_OPERATIONS * LEVELS
     assert not log.waits
     logits = NUM_BEAMS * VOCABULARY

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pyarrow.parquet as pq
 import pytest
 import torch
 from families import build
 from hub_server import HubServer
 from huggingface_hub import HfApi
-from jobs_case import Case, make_case, write_users
+from jobs_case import Case, write_users
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
@@ -25,11 +26,6 @@ from hf_gr.commands import app as cli
 from hf_gr.generation.torch.loading import _read_config
 
 HISTORIES = [[100, 101], [102]]
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp("case"))
 
 
 def test_a_revision_is_of_the_model_and_its_catalogue(case: Case, hub: HubServer, tmp_path: Path) -> None:
@@ -66,7 +62,6 @@ def test_a_revision_is_of_the_model_and_its_catalogue(case: Case, hub: HubServer
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 def test_adapters_are_models_in_a_folder_and_on_the_hub(case: Case, hub: HubServer, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     _, index = case.load()
     base = LlamaForCausalLM.from_pretrained(case.model)
     lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -93,7 +88,6 @@ def test_adapters_are_models_in_a_folder_and_on_the_hub(case: Case, hub: HubServ
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 def test_an_adapter_of_a_model_with_code_of_its_own_is_trusted_as_that_is(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     base = build("llama")
     base.save_pretrained(tmp_path / "base")
     base.name_or_path = str(tmp_path / "base")

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from reference import reference_gumbel, reference_uniform
 
 from hf_gr.core.beam import Beams, paths_of
+from hf_gr.flax import noise as in_flax
+from hf_gr.flax import ops as flax_ops
+from hf_gr.flax.transition import Children as FlaxChildren
 from hf_gr.generation.seeds import row_seeds
 from hf_gr.torch import noise as noise_module
 from hf_gr.torch import ops
@@ -21,8 +25,6 @@ from hf_gr.torch.transition import Children
 pytestmark = pytest.mark.shapes
 
 NOISE_TOL = 2e-6  # fp32: two logarithms
-
-# Seeds
 
 
 def test_an_integer_is_the_first_prompts_seed_and_splitmix_gives_the_others() -> None:
@@ -61,9 +63,6 @@ def test_bad_seeds_are_refused(seed: Any, message: str) -> None:
         row_seeds(seed, 2)
 
 
-# The hash
-
-
 def noise(
     seeds: Any, sequences: Any, tokens: Any, *, kind: str = "uniform", stream: int = 0, independent: bool = False
 ) -> torch.Tensor:
@@ -76,16 +75,29 @@ def noise(
     return getattr(made, kind)(beams, children, paths=paths_of(beams) if independent else None)
 
 
+def noise_in_flax(
+    seeds: Any, sequences: Any, tokens: Any, *, kind: str = "uniform", stream: int = 0, independent: bool = False
+) -> Any:
+    made, none = in_flax.Noise.of(np.array(seeds)), jnp.zeros(sequences.shape[:2], jnp.int32)
+    made = made.stream(stream) if stream else made
+    beams = Beams(flax_ops, *[jnp.asarray(sequences, jnp.int32)] * 2, none * 0.0, none)
+    children = FlaxChildren(jnp.asarray(tokens, jnp.int32), none)
+    return getattr(made, kind)(beams, children, paths=paths_of(beams) if independent else None)
+
+
 @pytest.mark.parametrize("length", [0, 1, 4])
 @pytest.mark.parametrize("stream", [0, DRAFTS, PASSES])
 @pytest.mark.parametrize("independent", [False, True])
-def test_noise_is_that_of_plain_integers(independent: bool, stream: int, length: int) -> None:
+def test_noise_is_that_of_plain_integers_and_in_flax_to_the_bit(independent: bool, stream: int, length: int) -> None:
     rng = np.random.default_rng([length, stream])
     seeds = [0, 7, -1, 2**63 - 1, -(2**63)]
     sequences = rng.integers(0, 2**31, size=(5, 3, length))
     tokens = np.concatenate([rng.integers(0, 2**31, size=(5, 3, 6)), np.zeros((5, 3, 1), int)], axis=-1)
     found = noise(seeds, sequences, tokens, stream=stream, independent=independent)
     loud = noise(seeds, sequences, tokens, kind="gumbel", stream=stream, independent=independent)
+    assert np.array_equal(noise_in_flax(seeds, sequences, tokens, stream=stream, independent=independent), found)
+    of_flax = noise_in_flax(seeds, sequences, tokens, kind="gumbel", stream=stream, independent=independent)
+    np.testing.assert_allclose(of_flax, loud, atol=NOISE_TOL, rtol=NOISE_TOL)
     for place in np.ndindex(*tokens.shape):
         row, path = place[:2]
         who = (seeds[row], sequences[row, path].tolist(), int(tokens[place]))
@@ -104,6 +116,7 @@ def test_the_largest_and_the_smallest_noise_is_finite(monkeypatch: pytest.Monkey
     assert bool(loud.isfinite().all())
     assert float(loud.max()) == pytest.approx(22.87, abs=0.01)
     assert float(loud.min()) == pytest.approx(-2.81, abs=0.01)
+    assert in_flax._to_uniform(jnp.array([0, 2**32 - 1], jnp.uint32)).tolist() == [2.0**-33, 1 - 2.0**-24]
 
 
 def test_tokens_are_not_written_to() -> None:

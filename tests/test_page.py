@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from families import shared
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from serving_fake import FakeEngine
 
 from hf_gr import ConstraintIndex, Engine, enable
-
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
-
-import uvicorn
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
-
 from hf_gr.serving.app import make_app
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.page import HEADERS, add_page, find_titles, read_titles

@@ -240,15 +240,13 @@ def test_half_precision_scores_are_those_of_the_sequences(family: str, attention
     assert ours.sequences_scores.dtype == torch.float32
 
 
-# Models that read a longer sequence in another way: on both sides of the limit
-
 LIMIT = 12
 LIMITED = limited(LIMIT)
 
 
 @pytest.mark.parametrize("drafting", [None, "trie"])
 @pytest.mark.parametrize("length", [LIMIT - 3, LIMIT - 2, LIMIT, LIMIT + 8])
-@pytest.mark.parametrize("family", ["phi3", "llama", "doge"])
+@pytest.mark.parametrize("family", LIMITED)
 def test_longer_sequences_equal_transformers(
     family: str, length: int, drafting: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -187,9 +187,6 @@ def test_threads_catalogues_and_numbers_of_beams_share_what_is_cached() -> None:
     assert BLOCK * BYTES <= cache.num_bytes <= 100 * BYTES
 
 
-# Weights that change
-
-
 def load_others(model: Any) -> None:
     model.load_state_dict(build("qwen3", seed=1).state_dict())
 
@@ -237,12 +234,7 @@ def test_adapters_that_come_and_go_forget_everything() -> None:
             assert_as_without(model, cache, num_batches=3)
 
 
-# Where nothing can be cached
-
 ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
-
-
-NO_CACHE = GenerationConfig(use_cache=False)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +246,7 @@ NO_CACHE = GenerationConfig(use_cache=False)
         ("gemma3_text", {"use_bidirectional_attention": True, "sliding_window": 64}, {}, "computes other keys if"),
         ("llama", {"is_causal": False}, {}, "computes other keys if"),
         ("qwen3", {}, {"token_type_ids": 1, "do_sample": True}, "token_type_ids: every prompt is"),
-        ("qwen3", {}, {"generation_config": NO_CACHE}, "use_cache: every prompt is"),
+        ("qwen3", {}, {"generation_config": GenerationConfig(use_cache=False)}, "use_cache: every prompt is"),
     ],
 )
 def test_where_no_prefix_is_known_to_have_the_same_keys(

@@ -48,9 +48,6 @@ def reachable(processor: ConstraintLogitsProcessor, prompt: list[int]) -> set[tu
     return complete
 
 
-# One label
-
-
 @given(LABEL_SETS)
 def test_reachable_outputs_are_exactly_the_sequences(labels: list[list[int]]) -> None:
     trie = ReferenceTrie(labels, eos_token_id=EOS)
@@ -148,9 +145,6 @@ def test_what_others_forbid_is_no_way_out(options: dict[str, Any], several: dict
     )
     assert all(processor.items(out[:, 6:]))
     assert all(EOS in row for row in out[:, 6:].tolist())
-
-
-# Several labels
 
 
 @given(LABEL_SETS, SEPARATORS, st.sampled_from([None, 1, 2, 3]))

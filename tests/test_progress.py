@@ -12,17 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jobs_case import Case, command, make_users, options_of, run, write_users
+from jobs_case import Case, command, options_of, run
 from tqdm.auto import tqdm
 
 from hf_gr.files.progress import progress_bar
 
 NUM_USERS = 40  # 3 windows of 16
-
-
-@pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
-    return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_users(case, NUM_USERS))
 
 
 def test_a_bar_is_for_terminals_and_notebooks(

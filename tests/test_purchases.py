@@ -15,16 +15,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("pyarrow")
-
-import hf_gr  # noqa: E402
-from hf_gr import SemanticIds  # noqa: E402
-from hf_gr.commands.app import build_app  # noqa: E402
-from hf_gr.purchases.clean import clean  # noqa: E402
-from hf_gr.purchases.train import verdict_of  # noqa: E402
-from hf_gr.serving.catalogues import LiveCatalogue, Update  # noqa: E402
-from hf_gr.tables.table import Table  # noqa: E402
-from hf_gr.training import semantic_ids_from_histories  # noqa: E402
+import hf_gr
+from hf_gr import SemanticIds
+from hf_gr.commands.app import build_app
+from hf_gr.purchases.clean import clean
+from hf_gr.purchases.train import verdict_of
+from hf_gr.serving.catalogues import LiveCatalogue, Update
+from hf_gr.tables.table import Table
+from hf_gr.training import semantic_ids_from_histories
 
 AS_IT_IS = dict.fromkeys(("drop_returns", "drop_duplicates", "shuffle_ties"), False)
 QUICK: dict[str, Any] = {"max_items": 4, "num_codes": 4, "batch_size": 16}

@@ -17,6 +17,7 @@ from transformers import MaxLengthCriteria, StaticCache
 from transformers.generation import NoRepeatNGramLogitsProcessor
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, ConstraintLogitsProcessor, SemanticIds, enable
+from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
 
 LENGTH = 3
 ROWS = np.random.default_rng(0).integers(3, 24, size=(300, LENGTH))
@@ -35,12 +36,6 @@ def tokens(ids: Any, **others: Any) -> dict[str, Any]:
 
 def mask(rows: Any) -> dict[str, Any]:
     return {"attention_mask": np.array(rows)}
-
-
-def processor_in_flax() -> Any:
-    from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
-
-    return FlaxConstraintLogitsProcessor(INDEX, 6)
 
 
 # "small" and "other" stand for draft models; a `partial` makes what can be used once.
@@ -93,6 +88,28 @@ BOTH: Refused = [
     (mask([[1] * 6, [0] * 6]), "prompt 1 is all padding"),
     (mask([[1] * 6, [1] * 4 + [0] * 2]), "prompt 1 ends with padding, expected padding on the left"),
     (tokens([[5, 6], [7, PAD]], pad_token_id=PAD), "padding_side='left'"),
+    # Exact search, beams by level, and values of items
+    ({"exact": "yes"}, "exact='yes', expected True or False"),
+    ({"exact": True, "num_beams": 1}, "num_beams=1 with exact=True, expected 2 or more"),
+    ({"exact": True, "max_nodes": 1}, "max_nodes=1, expected at least 2"),
+    ({"exact": True, "max_nodes": 0}, "max_nodes=0, expected a positive integer"),
+    ({"max_nodes": 9}, "max_nodes=9 without exact=True"),
+    ({"exact": True, "output_logits": True}, "output_logits=True with exact=True"),
+    ({"exact": True, "stopping_criteria": [lambda ids, scores: ids[:, 0] > 0]}, "with exact=True, expected neither"),
+    ({"exact": True, "verification": "relaxed"}, "with exact=True"),
+    ({"num_beams": [3, 2], "num_return_sequences": 3}, r"num_beams=\[3, 2\], expected 2 beams or more on some level"),
+    ({"num_beams": [0, 4]}, "num_beams has 0, expected 1 or more"),
+    ({"num_beams": [4], "exact": True}, "num_beams is a list, expected a number with exact=True"),
+    ({"item_bias": [1.0]}, "item_bias has 1 entries, expected 300"),
+    ({"item_bias": {0: np.inf}}, "item_bias has inf, expected finite numbers"),
+    ({"item_bias": ["a"] * 300}, "expected a number for each item"),
+    ({"item_bias": {"ham": 1.0}}, r"item_bias\[0\]='ham', expected integers"),
+    ({"item_bias": {0: 1.0}, "num_beams": 1}, "item_bias with num_beams=1"),
+    ({"item_bias": {0: 1.0}, "do_sample": True}, "item_bias with num_beams=4 and do_sample=True"),
+    ({"item_groups": {0: 1}}, "item_groups without max_per_group"),
+    ({"max_per_group": 0}, "max_per_group=0, expected a positive integer"),
+    ({"max_per_group": 2, "num_beams": 1}, "max_per_group with num_beams=1"),
+    ({"max_per_group": 2, "item_groups": "category"}, "item_groups has type str"),
     # Drafts
     ({"drafting": ["trie"]}, r"drafting=\['trie'\], expected one of"),
     ({"drafting": "magic"}, "drafting='magic', expected one of"),
@@ -124,11 +141,20 @@ BOTH: Refused = [
     ({"assistant_model": "small", "drafting": "trie"}, "drafting='trie' with assistant_model"),
     ({"assistant_model": "small", "drafting": "head"}, "drafting='head' with assistant_model"),
     ({"assistant_model": "small", "verification": "catalogue"}, "verification='catalogue' with drafting=None"),
+    ({"drafting": "auto", "verification": "catalogue"}, "verification='catalogue' with drafting='auto'"),
+    ({"drafting": "auto", "num_draft_beams": 4}, "num_draft_beams=4 without a draft model"),
+    ({"drafting": "auto", "assistant_model": "small", "num_draft_beams": 3}, "num_draft_beams=3, expected at least"),
+    ({"drafting": "auto", "assistant_model": "other"}, "assistant_model has a vocabulary of 50 tokens"),
     ({"seed": 7.0}, "seed=7.0, expected an integer: pass seed=7"),
     ({"seed": [7]}, "seed has 1 entries, expected 2, one for each prompt"),
 ]
 IN_LOOP = r"with constraint_index, expected none: .* logits_processor=\[ConstraintLogitsProcessor\(index\)\]"
 TORCH: Refused = [
+    ({"exact": True, "do_sample": True, "top_k": 5}, "TopK.* with exact=True"),
+    ({"exact": True, "repetition_penalty": 1.5}, "RepetitionPenalty.* with exact=True"),
+    ({"exact": True, "use_cache": False}, "exact is given, expected None in transformers' loop"),
+    ({"num_beams": [4], "use_cache": False}, "widths is given, expected None in transformers' loop"),
+    ({"max_per_group": 2, "use_cache": False}, "max_per_group is given, expected None in transformers' loop"),
     ({"stopping_criteria": [MaxLengthCriteria(8)]}, "stopping criterion of max_length=8 leaves 2"),
     ({"constraint_index": "."}, "not loaded from one"),
     ({"custom_generate": "me/loop"}, "custom_generate is given"),
@@ -158,12 +184,15 @@ TORCH: Refused = [
     ({"seed": 7, "do_sample": True, "use_cache": False}, "seed is given, expected None in transformers' loop: use t"),
 ]
 FLAX: Refused = [
+    ({"exact": True, "do_sample": True, "top_p": 0.5}, "top_p with exact=True, expected neither"),
+    ({"exact": True, "suppress_tokens": [5]}, "suppress_tokens with exact=True, expected neither"),
+    ({"exact": True, "logits_processor": [lambda tokens, scores: scores]}, "logits_processor with exact=True"),
     ({"constraint_index": None}, "constraint_index=None, expected a catalogue.*backend='torch'"),
     ({"constraint_index": False, "max_new_tokens": 3}, "constraint_index=False, expected a catalogue"),
     ({"constraint_index": None, "constraint_indx": INDEX}, "constraint_index=None, expected a catalogue"),
     ({"draft_model": 5}, "draft_model is given"),
     ({"logits_processor": [ConstraintLogitsProcessor(INDEX)]}, "ConstraintLogitsProcessor.*pass constraint_index="),
-    ({"logits_processor": partial(lambda: [processor_in_flax()])}, "pass constraint_index= instead"),
+    ({"logits_processor": partial(lambda: [FlaxConstraintLogitsProcessor(INDEX, 6)])}, "pass constraint_index= "),
     ({"logits_processor": len}, "logits_processor is a builtin_function_or_method, expected a list of functions"),
     ({"stopping_criteria": [[]]}, r"stopping_criteria has \[\], expected functions of JAX"),
     ({"logits_processor": [NoRepeatNGramLogitsProcessor(2)]}, "which is PyTorch's.*backend='torch'"),
@@ -226,7 +255,6 @@ def test_bad_arguments_are_refused_before_any_work(
     backend: str, kwargs: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if backend == "flax":
-        pytest.importorskip("flax")
         monkeypatch.setattr("hf_gr.generation.flax.mixin.decode_program", lambda *args: pytest.fail("work was done"))
     model = model_of("model", backend, folder)
     given = {

@@ -54,7 +54,6 @@ def test_a_prompts_samples_are_its_own(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_samples_do_not_depend_on_how_the_catalogue_is_stored(mode: str) -> None:
-    """As a view of more, to which some were added."""
     inputs = prompts(2, 6)
     more = np.concatenate([ROWS, np.random.default_rng(1).integers(24, 50, size=(400, 4))])
     updated = ConstraintIndex.from_sequences(more[100:], item_ids=range(100, 700))
@@ -80,9 +79,6 @@ def test_more_paths_begin_with_the_fewer() -> None:
     assert three == [rows[:3] for rows in five]
 
 
-# How often
-
-
 SQUARE = ConstraintIndex.from_sequences([[a, b] for a in range(3, 8) for b in range(8, 13)])
 
 
@@ -106,9 +102,6 @@ def test_items_are_sampled_as_often_as_in_transformers(num_beams: int, num_draws
     share = (expected + found) / 2
     bound = 5 * (2 * share * (1 - share).clamp_min(0) / num_draws).sqrt() + 1 / num_draws
     assert bool(((found - expected).abs() <= bound).all())
-
-
-# What the call says
 
 
 def test_the_answer_lists_the_seeds() -> None:

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hub_server import HubServer
+from test_semantic_ids import small_tokenizer
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("typer")
-
-from hub_server import HubServer  # noqa: E402
-from test_semantic_ids import small_tokenizer  # noqa: E402
-
-from hf_gr import ConstraintIndex, SemanticIds  # noqa: E402
-from hf_gr.catalogue import semantic_ids, storage  # noqa: E402
+from hf_gr import ConstraintIndex, SemanticIds
+from hf_gr.catalogue import semantic_ids, storage
 
 CODES = [[12, 5, 9], [12, 5, 3], [0, 7, 9], [4, 0, 1]]
 NAMES = ["ham", "jam", "yam", "tea"]

@@ -19,22 +19,20 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pa = pytest.importorskip("pyarrow")
-
-import pyarrow.parquet as pq  # noqa: E402
-
-from hf_gr.classification.tables import read_texts  # noqa: E402
-from hf_gr.jobs.reading import Users  # noqa: E402
-from hf_gr.jobs.settings import Settings  # noqa: E402
-from hf_gr.tables import cells, files  # noqa: E402
-from hf_gr.tables.files import find_files  # noqa: E402
-from hf_gr.tables.items import read_items  # noqa: E402
-from hf_gr.tables.sequences import PADDING, read_sequences  # noqa: E402
-from hf_gr.training import read_histories  # noqa: E402
+from hf_gr.classification.tables import read_texts
+from hf_gr.jobs.reading import Users
+from hf_gr.jobs.settings import Settings
+from hf_gr.tables import cells, files
+from hf_gr.tables.files import find_files
+from hf_gr.tables.items import read_items
+from hf_gr.tables.sequences import PADDING, read_sequences
+from hf_gr.training import read_histories
 
 Rows = list[list[int]]
 ROWS: Rows = [[5, 7, 1], [5, 8], [6], [0, 0, 40_000]]

@@ -101,9 +101,6 @@ def plain_log_probs(model: Any, prompt: Any, sequence: Any) -> np.ndarray:
     return logits.double().log_softmax(-1).numpy()
 
 
-# Packing
-
-
 @pytest.mark.parametrize("family", [*families.DECODERS, *families.ALIBI])
 def test_packed_logits_equal_plain_forwards(family: str) -> None:
     model = families.shared(family)
@@ -138,9 +135,6 @@ def test_packed_gradients_equal_those_of_rows(implementation: str, monkeypatch: 
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert gradients[0].isfinite().all()
     assert (gradients[0] - gradients[1]).abs().max() < 1e-5 * gradients[1].abs().max()  # fp32
-
-
-# Teacher data
 
 
 def updated_catalogue() -> ConstraintIndex:
@@ -278,9 +272,6 @@ def test_arguments_are_checked_at_the_door(how: dict[str, Any], message: str, tm
         write_teacher_data(directory=tmp_path, **given)
 
 
-# The dataset
-
-
 def test_a_dataset_is_mapped_pickled_and_made_anew(tmp_path: Path) -> None:
     index, model = fixed_catalogue(), target_model()
     data = write(tmp_path, index, model=model)
@@ -313,9 +304,6 @@ def test_batches_hold_what_was_asked_for(ragged: TeacherDataset) -> None:
     assert ((batch["labels"] >= 0).sum(-1)).tolist() == [len(row["label"]) for row in rows]
 
 
-# The trainer
-
-
 @pytest.mark.parametrize(
     ("loss", "family", "options"),
     [
@@ -329,7 +317,6 @@ def test_batches_hold_what_was_asked_for(ragged: TeacherDataset) -> None:
 def test_the_trainers_loss_is_the_twins(
     loss: str, family: str, options: dict[str, Any], ragged: TeacherDataset, tmp_path: Path
 ) -> None:
-    """Of all rows, from plain forwards of both models."""
     index, draft, entries = ragged_catalogue(), draft_model(family=family), list(ragged)  # pyright: ignore
     made = trainer(tmp_path, ragged, index, model=draft, loss=loss, **options)
 

@@ -210,7 +210,6 @@ def test_nodes_attend_as_by_the_dense_mask(way: str, **options: Any) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", HALF)
 def test_half_types_err_little_more_than_the_mask(dtype: torch.dtype, way: str) -> None:
-    """Root mean square and largest error."""
     errors, worst = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     with going(way):
         for kind in KINDS:

@@ -117,9 +117,6 @@ def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
         pieces.in_pieces(lambda piece: 1 // (33 - piece.start), 100)
 
 
-# How it is stored
-
-
 @pytest.mark.parametrize(("num_nodes", "first"), [(32_766, 9), (32_768, 1), (25_000, 15_000)])
 def test_node_numbers_at_the_border_of_16_bits(num_nodes: int, first: int) -> None:
     """The first node has many children, one of the last ones several; all others have one."""

@@ -9,7 +9,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,9 @@ from hf_gr.torch.tree import Nodes
 pytestmark = pytest.mark.shapes
 
 DRAWS = 4000
+# Every sequence: nothing is forced, so that all levels but the first and the last are the draft's.
+EVERY = catalogue_of(ConstraintIndex.from_sequences(list(itertools.product(range(1, 5), repeat=4))))
 SIGMAS = 5.0  # standard deviations that a frequency may lie off; false alarms: one in a million comparisons
-
-
-# One selection
 
 
 class Level:
@@ -151,27 +149,16 @@ def test_relaxed_selection_is_algorithm_2(name: str) -> None:
     assert_as_frequent(*(Counter(itertools.chain.from_iterable(sets.elements())) for sets in (found, expected)))
 
 
-# Whole searches
-
-
-@cache
-def catalogue_of_all(num_tokens: int, length: int) -> transition.DeviceCatalogue:
-    """Every sequence: nothing is forced, so that all levels but the first and the last are the draft's."""
-    index = ConstraintIndex.from_sequences(list(itertools.product(range(1, num_tokens + 1), repeat=length)))
-    return catalogue_of(index)
-
-
 def sampled(
     target: list[torch.Tensor], draft: list[torch.Tensor] | None, num_beams: int, num_draft_beams: int, *, seed: int
 ) -> Decoded:
     """Sampling beams of one prompt, `DRAWS` times."""
-    catalogue = catalogue_of_all(4, 4)
     plan = relaxed_plan(DRAWS, num_beams, seed=seed)
     drafter = None
     if draft is not None:
         assistant = assistant_of(TableModel(draft, DRAWS), num_beams=num_draft_beams, num_steps=9)
         drafter = TreeDrafter(budget=1, assistant=assistant)
-    return decode(TableModel(target, DRAWS)(), catalogue, plan, drafter)
+    return decode(TableModel(target, DRAWS)(), EVERY, plan, drafter)
 
 
 def inclusion(decoded: Decoded, num_beams: int) -> torch.Tensor:
@@ -241,10 +228,8 @@ def test_k_distinct_living_items_or_all_there_are_then_padding(seed: int) -> Non
         TableModel(draft, num_rows), num_beams=num_beams * rng.choice((1, 4, 20)), num_steps=rng.choice((1, 9))
     )
     drafter = TreeDrafter(budget=rng.choice((1, 8, 10**6)), assistant=assistant)
-    plan, catalogue = (
-        relaxed_plan(num_rows, num_beams, early_stopping="never"),
-        transition.device_catalogue(rules, CPU),
-    )
+    catalogue = transition.device_catalogue(rules, CPU)
+    plan = relaxed_plan(num_rows, num_beams, early_stopping="never")
     results = []
     for _ in range(2):
         again = replace(plan, noise=noise_of(seed, num_rows))

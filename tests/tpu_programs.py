@@ -165,6 +165,9 @@ class Bench:
         raise AssertionError("the call ran another program")
 
 
+bench = cache(Bench)
+
+
 def config_of(size: Size, family: str) -> Any:
     special: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD}
     special |= {"bos_token_id": None, "eos_token_id": None}

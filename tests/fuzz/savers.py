@@ -88,11 +88,6 @@ def load_files(folder: Path) -> list[int]:
     return found
 
 
-def save_torn(folder: Path, number: int) -> None:
-    """Planted: the harness must find it."""
-    (folder / "a").write_bytes(content(number))
-
-
 SAVERS = {
     "index": Saver(
         lambda folder, number: index_of(number).save_pretrained(folder),
@@ -102,7 +97,6 @@ SAVERS = {
     "head": Saver(save_head, load_head, {"README.md", "draft_head_config.json", "draft_head.safetensors"}),
     "file": Saver(save_file, lambda folder: [number_in(folder / "a")], {"a"}),
     "files": Saver(save_files, load_files, {"a", "b", "c"}),
-    "torn": Saver(save_torn, lambda folder: [number_in(folder / "a")], {"a"}),
 }
 
 

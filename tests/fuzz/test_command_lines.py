@@ -13,17 +13,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
+from jobs_case import make_case, make_users, write_users
 from typer.testing import CliRunner
 
-pytest.importorskip("pyarrow")
-
-import huggingface_hub  # noqa: E402
-from jobs_case import make_case, make_users, write_users  # noqa: E402
-
-from hf_gr import ConstraintIndex  # noqa: E402
-from hf_gr.commands import app as cli  # noqa: E402
+from hf_gr import ConstraintIndex
+from hf_gr.commands import app as cli
 
 pytestmark = pytest.mark.slow
 

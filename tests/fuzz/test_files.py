@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -277,9 +279,6 @@ def check_sound(head: DraftHead) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_tables_are_refused_or_read(fuzz: Any, ending: str, folder: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
     path = folder / f"items.{ending}"
     for case in fuzz:
         rng = case.rng

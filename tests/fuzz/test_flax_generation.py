@@ -9,27 +9,21 @@ penalties of their own.
 from __future__ import annotations
 
 from copy import deepcopy
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
-from architectures import build_small
 from brute_force import check_rows, requests_of
 from draws import Batch, Catalogue, pick
-from families import PAD, build
+from families import FAMILIES as KNOWN
+from families import LLAMA, PAD
+from flax_pairs import pair
 
-jax = pytest.importorskip("jax")
-pytest.importorskip("flax")
-
-from hf_gr import AutoModelForGenerativeRetrieval, enable  # noqa: E402
-from hf_gr.flax import device_trie, transition  # noqa: E402
-from hf_gr.flax.families import FAMILIES  # noqa: E402
+from hf_gr.flax import device_trie, transition
+from hf_gr.flax.families import FAMILIES
 
 CASES_A_PROGRAM = 100
-LAYERS = {"t5": "num_layers", "bart": "decoder_layers"}
 EVERY_NODE = 700  # of the largest catalogue here
 
 
@@ -39,16 +33,6 @@ def _one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_trie, "SMALLEST", 1024)
     monkeypatch.setattr(device_trie, "CHILDREN", 64)
     monkeypatch.setattr(transition, "HIDDEN_NODES", 256)
-
-
-@cache
-def pair(family: str, seed: int) -> tuple[Any, Any]:
-    """One checkpoint on both sides."""
-    layers = {} if family.startswith("gemma") else {LAYERS.get(family, "num_hidden_layers"): 1}
-    plain = build_small(family, seed=seed) if family == "gemma" else build(family, seed=seed, config=layers)
-    model, folder = enable(plain), Path(mkdtemp())
-    model.save_pretrained(folder)
-    return model, AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="flax")
 
 
 def draw_program(rng: np.random.Generator) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -74,7 +58,8 @@ def draw_program(rng: np.random.Generator) -> tuple[str, dict[str, Any], dict[st
 def check_case(rng: np.random.Generator, program: Any) -> tuple[int, int]:
     """One call; returns the number of rows, and how many are proven."""
     family, of_catalogue, of_batch, options = program
-    model, flax = pair(family, int(rng.integers(2)))
+    layers = 2 if family.startswith("gemma") else 1
+    model, flax, _ = pair(family, seed=int(rng.integers(2)), layers=layers, **({} if family in KNOWN else LLAMA))
     catalogue = Catalogue(**{"rng": rng, **deepcopy(of_catalogue)})
     batch = Batch.draw(rng, catalogue, **of_batch)
     competes, samples = options["num_beams"] > 1, options.get("do_sample", False)

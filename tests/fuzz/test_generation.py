@@ -24,9 +24,7 @@ import torch
 from architectures import NAMES, build_small
 from brute_force import Processor, check_rows, requests_of
 from draws import FORMS, Batch, Catalogue, pick
-from families import DETAILS, EOS, FAMILIES, PAD, VOCABULARY, build, limited, prompts
-from test_parity import allowed_by, assert_same
-from test_parity import catalogue as catalogue_of
+from families import DETAILS, EOS, FAMILIES, PAD, VOCABULARY, build
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
@@ -245,29 +243,6 @@ def check_operations(rng: np.random.Generator, folder: Path, *, number: int) -> 
     return rows
 
 
-def check_limited_case(rng: np.random.Generator) -> int:
-    """A call of a model with a small limit, beside transformers' own; returns how many prompts could be compared."""
-    limit, number = int(rng.integers(6, 20)), pick(rng, 2, 5, 8)
-    family, length, ragged = pick(rng, *limited(1)), limit + int(rng.integers(-5, 12)), bool(rng.random() < 0.5)
-    index, config = catalogue_of(ragged=ragged), limited(limit)[family]
-    inputs = prompts(int(rng.integers(1, 4)), length, padded=length > 7, seed=int(rng.integers(2**31)))
-    given = {**inputs, "num_beams": number, "num_return_sequences": number, "pad_token_id": PAD, **DETAILS}
-    given |= {"eos_token_id": index.eos_token_id, "early_stopping": "never"}
-    if rng.random() < 0.3:
-        given["prefill_chunk_size"] = int(rng.integers(1, 8))
-    plain, model = (build(family, config=config) for _ in range(2))  # dynamic angles are a model's state
-    theirs = plain.generate(
-        **given, max_new_tokens=index.max_length, prefix_allowed_tokens_fn=allowed_by(index, length)
-    )
-    drafting = pick(rng, None, "trie", "auto")
-    ours = enable(model).generate(**given, constraint_index=index, drafting=drafting)
-    try:
-        return assert_same(theirs, ours, number)
-    except AssertionError as error:
-        error.add_note(f"{family}, limit {limit}, {length} tokens, {drafting}, {given.get('prefill_chunk_size')}")
-        raise
-
-
 def check_exact_case(rng: np.random.Generator, drawn: tuple[str, int, str | None]) -> int:
     """One call with `exact=True`, also with a draft; returns how many of its answers are proven."""
     model, catalogue = model_of(*drawn), Catalogue(rng)
@@ -326,21 +301,14 @@ def test_calls_equal_brute_force(fuzz: Any) -> None:
 
 
 @pytest.mark.slow
-def test_limited_models_equal_transformers(fuzz: Any) -> None:
-    for case in fuzz:
-        fuzz.count(prompts=check_limited_case(case.rng))
-
-
-@pytest.mark.slow
 def test_calls_after_operations_equal_brute_force(fuzz: Any, tmp_path: Path) -> None:
     for case in fuzz:
         fuzz.count(rows=check_operations(case.rng, tmp_path, number=8))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_few_limits_and_operations(seed: int, tmp_path: Path) -> None:
+def test_a_few_operations(seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
-    check_limited_case(np.random.default_rng(seed))
     check_operations(np.random.default_rng(seed), tmp_path, number=3)
 
 

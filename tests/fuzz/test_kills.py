@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 from savers import SAVERS, save_on
 
-from hf_gr.jobs.parts import folder_of
-
 pytestmark = pytest.mark.slow
 
 KILLS = 8  # in one folder, one after the other: each begins with what the one before has left
@@ -57,45 +55,9 @@ def check_kills(rng: np.random.Generator, kind: str, folder: Path) -> int:
 
 
 def test_saves(fuzz: Any) -> None:
-    kinds = [kind for kind in SAVERS if kind != "torn"]
+    kinds = list(SAVERS)
     for case in fuzz:
         kind = kinds[case.number % len(kinds)]
         with tempfile.TemporaryDirectory() as name:
             between = check_kills(case.rng, kind, Path(name))
         fuzz.count(**{"kills": KILLS, f"kills of {kind}": KILLS, "with the old state": between})
-
-
-def test_a_torn_write_is_seen(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(AssertionError, match="torn|expected|left"):
-        [check_kills(rng, "torn", tmp_path) for _ in range(20)]
-
-
-@pytest.fixture(scope="module")
-def users_of(tmp_path_factory: pytest.TempPathFactory) -> tuple[jobs_case.Case, Path, bytes]:
-    """A recommender, users, and the rows of an undisturbed run."""
-    folder = tmp_path_factory.mktemp("case")
-    case = jobs_case.make_case(folder)
-    users = jobs_case.write_users(folder / "users.parquet", jobs_case.make_users(case, 100))
-    return case, users, jobs_case.run(case, users, folder / "whole.parquet").output.read_bytes()
-
-
-def test_runs(fuzz: Any, users_of: Any) -> None:
-    model, users, whole = users_of
-    for case in fuzz:
-        with tempfile.TemporaryDirectory() as name:
-            output = Path(name, "answers.parquet")
-            for _ in range(int(case.rng.integers(1, 4))):
-                process = jobs_case.in_another_process(jobs_case.run_quietly, model, users, output, {})
-                enough = int(case.rng.integers(0, 7))  # of 7 windows
-                while process.is_alive() and len(list(folder_of(output).glob("part-*"))) < enough:
-                    time.sleep(0.001)
-                time.sleep(case.rng.uniform(0, SECONDS))
-                process.kill()
-                process.join()
-                assert not output.exists() or output.read_bytes() == whole
-                fuzz.count(kills=1)
-            made = jobs_case.run(model, users, output)
-            assert output.read_bytes() == whole
-            assert [path.name for path in Path(name).iterdir()] == [output.name]
-            fuzz.count(resumed_windows=made.num_resumed)

@@ -11,11 +11,9 @@ from typing import Any
 
 import jobs_case
 import pytest
+from fastapi.testclient import TestClient
 from savers import first_catalogue, items_of, update_on
 from test_files import altered, damaged, folder, refusal  # noqa: F401  # the fixture, too
-
-pytest.importorskip("fastapi")
-from fastapi.testclient import TestClient
 from test_page import make_engine
 
 from hf_gr.serving.app import make_app
