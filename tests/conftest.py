@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for all tests."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

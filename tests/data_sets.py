@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data that the tests read where it is at hand: in the folder that the environment variable HF_GR_DATA names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 Weights are scaled up: with the usual initialisation logits are flat, scores are alike, and errors hide.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several devices against one of them. Run by test_flax_devices.py in a process that has four, by force, on a CPU."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import find_spec
 from typing import Any

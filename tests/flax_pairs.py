@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One checkpoint on both backends, and one call of `generate` on both: PyTorch's answers are the oracle of Flax's."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp

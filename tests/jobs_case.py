@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small recommender in folders, users in files, and the slow oracle: one user at a time through `model.generate`."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny tokenizers of the families that labels are written with, trained on a few lines."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

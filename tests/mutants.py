@@ -11,8 +11,6 @@ An error is a text that stands once in the package, and is replaced by another o
 stands twice, fails by its name: point it at what the code says now. So does one whose tests cannot be collected.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

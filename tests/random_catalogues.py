@@ -5,8 +5,6 @@
 Knows no framework. Catalogues are of one shape: one program in Flax serves them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

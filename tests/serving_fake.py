@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine without a model, for tests of the server: what it answers depends on the history's first item."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one writer: whatever is interrupted, a name stands for the old content or for the new, which is on the disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

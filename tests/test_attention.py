@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our attention inside transformers' models, whatever attention they were loaded with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

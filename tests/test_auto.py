@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`drafting="auto"`: the policy against every budget, and calls of which only the first times forwards."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import random

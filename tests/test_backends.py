@@ -3,8 +3,6 @@
 """One table of calls, each on both backends, against transformers' own search, or, of samples, against PyTorch's
 without drafts (with relaxed ones, as `test_verifiers.py` holds them to the oracle)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of an engine, in virtual time: what is computed together, in which order, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import selectors

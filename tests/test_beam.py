@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selection, on small tensors; what finishes, and when: test_decode.py and test_parity.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

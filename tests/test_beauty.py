@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real catalogue: Amazon Beauty, 12,035 items of 4 codes out of 256. Skipped where its files are not at hand."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

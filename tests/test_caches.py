@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache with room to grow against transformers' own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ A CUDA graph on the CPU stands for a device's (`cpu_graphs`); buffers are poison
 that programs share. The same calls run uncaptured, which is what a CPU does.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import warnings

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model cards: those of the folder model_cards, and generated ones. Their YAML is read, their Python is run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

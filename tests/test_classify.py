@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`classify`: every label exactly or by beams, against a plain forward for each label; and what it refuses."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random

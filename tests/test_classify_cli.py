@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr classify`: the table it writes against `classify`, what it prints, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

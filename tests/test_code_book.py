@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a catalogue of another code book: refused by all that bring the two together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

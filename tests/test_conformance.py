@@ -3,8 +3,6 @@
 """The properties of transformers' own tester of generation (`GenerationTesterMixin`) with a catalogue, over every
 family that our tests know, against `prefix_allowed_tokens_fn` on a twin that has never seen the mixin."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from functools import cache

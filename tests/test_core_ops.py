@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each backend's operations against NumPy's, which say what they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import getmembers, isfunction
 from types import ModuleType

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints with `custom_generate/generate.py`: made here, and used by a process that knows transformers alone."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

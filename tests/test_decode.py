@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop without a model: scores come from a table, results from the slow beam search."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

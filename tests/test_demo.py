@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo: its data, its semantic ids, its cache, a tiny run from beginning to end, and (slow) the real one."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

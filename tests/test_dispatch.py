@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which backend loads what, on a machine that pretends to have a TPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft heads: what they score, what `generate(drafting="head")` answers, and what it refuses."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft heads on their way into models, folders and repositories, and back."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of draft heads: the loss against a literal twin, who learns and how fast, resuming, adapters."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts in the one loop, without a model: no draft changes a result, and what is counted is what happened."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts through `generate`: any model, any draft, any catalogue; results are those of plain beam search."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is mistyped is told on one line, with an exit code that says whether repeating may help."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine answers as `generate` does, whoever else asks at the same time and whatever happens to the catalogue."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr env`: what it tells of a machine, and what it keeps to itself; and completion in the shell."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import metadata

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons of `evaluate`: intervals and baselines against slow twins, several models, and how results are shown."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

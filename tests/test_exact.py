@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`exact=True` and `num_proven`. Answers against brute force, over families, rules and options: tests/fuzz."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from functools import cache

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every script of `examples/` runs; those that users copy run alone."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

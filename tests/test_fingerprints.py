@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fingerprints: users have them on their disks, so they are what the code of 55573ba made of the same things."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

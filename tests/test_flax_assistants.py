@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft model in the program, without models: beams, scores and counts are those of PyTorch."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program without a model: scores come from tables, and results are those of PyTorch."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

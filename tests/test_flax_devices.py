@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several devices, in a process that has them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft heads in Flax: the files and the numbers of the PyTorch side; test_flax_drafting.py has their answers."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trie drafting in Flax changes nothing but the number of forwards, be it with the prompt or after it."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@
 Rows of a batch that come to different levels share a forward of the draft model here, and have one each in PyTorch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

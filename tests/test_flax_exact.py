@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`exact=True` in Flax against PyTorch's and brute force. `num_proven` of beams: `flax_pairs.check`, in every test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

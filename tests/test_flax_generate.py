@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The surface in Flax: what `generate` takes, compiles and returns, against PyTorch on the same checkpoint."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

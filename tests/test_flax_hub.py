@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of the Flax side over a Hub: to it, from it, and everything of one commit."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neither framework is loaded, or needed, for the other."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

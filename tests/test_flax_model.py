@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in JAX: held to transformers' own in PyTorch, on the same checkpoints."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

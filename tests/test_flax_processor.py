@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The constraint as a processor in JAX, against the one in PyTorch: any tokens and rules, in and outside of jit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

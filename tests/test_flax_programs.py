@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that commands keep for their next run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both backends: the same modules, names, arguments and options, but for what is listed here with its reason."""
 
-from __future__ import annotations
-
 import inspect
 from importlib import import_module
 from pathlib import Path

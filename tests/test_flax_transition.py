@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trie step in JAX, against the dictionary."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -5,8 +5,6 @@
 Selection and the pool are those of `hf_gr.core`, over operations that test_core_ops.py compares.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

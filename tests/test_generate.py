@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The surface: what `generate` takes, refuses and returns, and how models get it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import io

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated rows as items: `index.items` refuses what is no generated row, and outputs have `item_ids`."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from contextlib import nullcontext

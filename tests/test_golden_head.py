@@ -3,8 +3,6 @@
 """tests/golden/head_v1: what users have on their disks. It is never written again: if a test fails, the code is wrong,
 or the format has changed and needs version 2, with golden files beside these."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ decodes do, take turns, and give memory back.
 The same as `test_pretend_cuda.py`, which also rehearses some of these tests, and `test_captured.py` ask on a CPU.
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """README and guides are run: the Python blocks of a page in their order, in one namespace, in an empty folder."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

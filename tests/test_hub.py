@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indexes, draft heads and checkpoints to a Hub and back: the real client, over HTTP, to a Hub on loopback."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

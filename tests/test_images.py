@@ -5,8 +5,6 @@
 Models are tiny and random, one of each family, and are held to transformers' own results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

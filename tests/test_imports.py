@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What importing hf_gr costs, and what it offers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

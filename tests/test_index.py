@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ConstraintIndex`: what it takes, what it answers, and that its files survive whatever happens to them."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

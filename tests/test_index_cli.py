@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr index build | show | check | push`, and the numbers of `show` against a slow twin."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

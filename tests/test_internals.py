@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which private names of transformers are used: in one module, and only such as the installed release has."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`item_bias` and `max_per_group` against brute force over all items, in both backends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from functools import cache

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A changing catalogue against a list of pairs: what is alive, what a request must not see, and what ids find."""
 
-from __future__ import annotations
-
 import copy
 import tracemalloc
 from collections.abc import Iterable, Sequence

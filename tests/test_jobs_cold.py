@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Histories as they are: items that have left the catalogue, users without any, and the list that answers them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics against formulas written out, `evaluate` against the rows of `recommend`, and both commands."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

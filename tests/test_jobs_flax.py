@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`recommend` and `evaluate` with a model in Flax, against the same checkpoint in PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

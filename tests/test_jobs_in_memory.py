@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of users in memory: each kind gives the rows that the same table gives as a file, as the same kind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

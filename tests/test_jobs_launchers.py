@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr recommend` under real launchers: a worker that dies, an interrupted command."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

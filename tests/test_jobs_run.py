@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`recommend` against one user at a time, its output under kills and full disks, and with several processes."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from pathlib import Path

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of users in windows, its rows as prompts, and prompts in batches."""
 
-from __future__ import annotations
-
 import csv
 import doctest
 import gzip

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels to an index: what the tokenizers of four families make of them, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from pathlib import Path

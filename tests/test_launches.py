@@ -5,8 +5,6 @@
 Counted on the pretend CUDA device: every operation is at least one kernel, and some ten microseconds of the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

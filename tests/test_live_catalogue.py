@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A catalogue that changes while it serves, alone or in several processes, against sets and dicts of Python's."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`revision` and `device` of everything that loads a model by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probabilities of children: in pieces, and by the function that CUDA gets compiled."""
 
-from __future__ import annotations
-
 import logging
 import weakref
 from collections.abc import Iterator

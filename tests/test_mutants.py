@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of planted errors is up to date, and what is not caught is said. `python tests/mutants.py` tries all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

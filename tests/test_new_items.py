@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Semantic IDs of items that come after a training, against k-means itself and votes counted by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

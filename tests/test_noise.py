@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise of samples, against plain integers; and the seeds of a call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notebooks are run: all cells in order, each notebook in a kernel of its own, in an empty folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page: titles, what its endpoints say, and a visit with a real browser, where there is one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ours against transformers' own `generate(prefix_allowed_tokens_fn=...)`: sequences, order, scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

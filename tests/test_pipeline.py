@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`transformers.pipeline` needs nothing of ours: what it is called with reaches `generate`."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

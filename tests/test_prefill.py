@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of a batch are computed without padding, and shared tokens once: the answers and keys of one forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

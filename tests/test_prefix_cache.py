@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers with cached prefixes against those without: families, drafts, rules, eviction, threads, new weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ A decode of a fixed-length catalogue waits for nothing after its prefill. Before
 that a wait costs little there; after it the answer is wanted anyway.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of processes: how they end, and a launcher that starts one process of several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The constraint as a processor of transformers' own loops: stateless, of one label or of several."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Progress: a bar on terminals and in notebooks, a line for each window in logs, nothing else."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

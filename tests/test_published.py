@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What public recipes publish: tokens of each form, and interactions, as in examples/guides/published.md."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from pathlib import Path

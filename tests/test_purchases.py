@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf_gr.train`: what is left out of a table of purchases, what is held out, the folder, the verdict."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

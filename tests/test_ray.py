@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas on Ray Serve behind HAProxy: an answer as by `generate`, one catalogue, and one may be killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a table of purchases to a recommender: histories, semantic IDs, windows, training, what is saved."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

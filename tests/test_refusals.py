@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that `generate` refuses before any work, in one table: on both backends, unless only one has the argument."""
 
-from __future__ import annotations
-
 import functools
 from functools import cache, partial
 from pathlib import Path

@@ -5,8 +5,6 @@
 `.ci/release` builds and tries the files themselves.
 """
 
-from __future__ import annotations
-
 import pydoc
 import re
 import sys

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules and live updates of a catalogue. What is generated under them: tests/fuzz/test_generation.py."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a prompt's samples depend on: its seed, its tokens, the catalogue's sequences, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

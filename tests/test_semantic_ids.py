@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SemanticIds`: items, codes and tokens, with numbers alone, with a tokenizer and a model, from recipes' files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

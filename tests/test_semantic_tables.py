@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Semantic IDs from tables of codes, and saved: every form of the same codes gives the same catalogue."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr serve` as users run it: a process with a model, asked over HTTP; and what its options do."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server over HTTP, with an engine without a model."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io

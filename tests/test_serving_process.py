@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server as a process, over sockets, with an engine without a model."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal

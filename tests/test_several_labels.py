@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of several labels in `generate` and `classify`, against transformers' loop with the processor."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

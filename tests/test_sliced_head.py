@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of the output head that no item has are not multiplied: answers of the whole head, or it is left alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

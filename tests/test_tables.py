@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Catalogues in tables: what is read equals what was written, and what is wrong is named."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

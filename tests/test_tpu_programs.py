@@ -7,8 +7,6 @@ Lowering proves that a TPU has every operation of a program. libtpu's compiler (
 proves its numbers.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from typing import Any

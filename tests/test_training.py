@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Teacher data, packed forwards and the trainer, against plain forwards of the models and the losses' twins."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import pickle

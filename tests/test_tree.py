@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ancestry and masks, against lists of parents."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@
 Axes: B batch, H query heads, h key heads, N nodes, P prompt, S slots, W width of a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled catalogue against the dict trie, on random catalogues and at the borders of the types that store it."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

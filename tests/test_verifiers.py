@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification: places of beams among drafted nodes; relaxed selection against its slow twin, and what it draws."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -5,8 +5,6 @@
 python -m torch.distributed.run --standalone --nproc_per_node 2 tests/train_as_rank.py fsdp atspeed FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ padding of a prompt (RoFormer, TrOCR, MiniMax), whose positions depend on tokens
 `generate` of their own (SeamlessM4T).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from families import EOS, VOCABULARY, build

@@ -7,8 +7,6 @@ beams, one request at a time. A decoder's prompt is read without its padding; an
 in BART.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise

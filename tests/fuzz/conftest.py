@@ -9,8 +9,6 @@ A case draws everything from its own generator, made from the seed, the test's n
 be repeated alone. An experiment of a given size is `--fuzz-cases N`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import zlib

@@ -5,8 +5,6 @@
 A child of `jobs_case.SERVER` runs `save_on`; it knows these names without any further import.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

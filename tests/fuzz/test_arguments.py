@@ -5,8 +5,6 @@
 What transformers' own `generate` refuses as well may be refused by an error of another type.
 """
 
-from __future__ import annotations
-
 import traceback
 from copy import deepcopy
 from typing import Any

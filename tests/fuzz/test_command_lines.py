@@ -6,8 +6,6 @@ A line begins as a good one and gets odd values, names, repetitions and gaps. Ev
 own; nothing asks the Hub, and the demo does not train.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -7,8 +7,6 @@ as it could have been saved; an index may be anything, since its digests alone a
 have no digests: what is built of them holds together.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -6,8 +6,6 @@ A program compiles for seconds: so many cases share one, drawn first, with catal
 penalties of their own.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

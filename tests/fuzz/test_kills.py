@@ -6,8 +6,6 @@ The process that is killed saves state after state, so that every moment lies in
 that has the libraries.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

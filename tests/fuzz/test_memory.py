@@ -5,8 +5,6 @@
 One case is one call; `--fuzz-cases 10000` makes so many. Flax is left out: XLA keeps a program for every shape.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections import Counter

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server: damaged logs are refused or equal, killed writers lose nothing, odd requests are refused by name."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
