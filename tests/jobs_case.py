@@ -211,7 +211,10 @@ Scenes = dict[str, tuple[Any, Sequence[tuple[Any, ...]]]]  # by name a function,
 
 def in_two_processes(scenes: Scenes, *, dying: int | None = None) -> list[dict[str, Any]]:
     """What became of each scene in each of two processes: what it returned, or the kind and the text of its error."""
-    messages, port = SERVER.Queue(), free_port()
+    messages = SERVER.Queue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     processes = [in_another_process(_play, rank, port, messages, scenes, rank == dying) for rank in (0, 1)]
     said = dict(messages.get(timeout=90) for rank in (0, 1) if rank != dying)
     for rank, process in enumerate(processes):
@@ -265,9 +268,3 @@ def teach(case: Case, prompts: list[list[int]], folder: Path) -> int:
     model.generate = lambda **kwargs: asked.append(len(kwargs["input_ids"])) or generate(**kwargs)
     write_teacher_data(model, prompts, index, folder, num_beams=4, shard_size=3, batch_size=2)
     return sum(asked)
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]

@@ -85,15 +85,11 @@ def both(family: str, index: ConstraintIndex, **kwargs: Any) -> Any:
     theirs = call(
         plain, **{"max_new_tokens": index.max_length, **kwargs}, prefix_allowed_tokens_fn=allowed_by(index, length)
     )
-    fill_tails(theirs, length, kwargs.get("pad_token_id", plain.generation_config.pad_token_id))
-    return theirs, call(model, **kwargs, constraint_index=index)
-
-
-def fill_tails(theirs: Any, length: int, padding: int) -> None:
-    """Put padding after the end token: transformers fills beams with `pad or eos`, the end token if padding is 0."""
+    # Padding after the end token: transformers fills beams with `pad or eos`, the end token if padding is 0.
     sequences = theirs if isinstance(theirs, torch.Tensor) else theirs.sequences
-    ended = (sequences[:, length:] == EOS).long().cumsum(1)
-    sequences[torch.nn.functional.pad(ended, (length + 1, 0))[:, :-1].bool()] = padding
+    ended = torch.nn.functional.pad((sequences[:, length:] == EOS).long().cumsum(1), (length + 1, 0))
+    sequences[ended[:, :-1].bool()] = kwargs.get("pad_token_id", plain.generation_config.pad_token_id)
+    return theirs, call(model, **kwargs, constraint_index=index)
 
 
 def assert_same(theirs: Any, ours: Any, num_return_sequences: int = 1) -> None:

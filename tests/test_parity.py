@@ -31,21 +31,14 @@ def catalogue(*, ragged: bool, seed: int = 0) -> ConstraintIndex:
     return ConstraintIndex.from_sequences(rows, eos_token_id=EOS)
 
 
-@cache
-def allowed_tokens(index: ConstraintIndex) -> dict[tuple[int, ...], list[int]]:
-    """The catalogue as a dictionary: transformers' side of the comparison shares no code with ours."""
+def allowed_by(index: ConstraintIndex, prompt_length: int) -> Callable[[int, torch.Tensor], list[int]]:
+    """The catalogue as transformers' `prefix_allowed_tokens_fn`: a dictionary, which shares no code with ours."""
     allowed: dict[tuple[int, ...], set[int]] = {}
     for sequence in index:
         for length, token in enumerate(sequence):
             allowed.setdefault(tuple(sequence[:length]), set()).add(token)
-    return {prefix: sorted(tokens) for prefix, tokens in allowed.items()}
-
-
-def allowed_by(index: ConstraintIndex, prompt_length: int) -> Callable[[int, torch.Tensor], list[int]]:
-    """The catalogue as transformers' `prefix_allowed_tokens_fn`."""
-    legal = allowed_tokens(index)
     # transformers asks on behalf of finished beams, too, and refuses an empty answer.
-    return lambda batch, tokens: legal.get(tuple(tokens[prompt_length:].tolist()), [EOS])
+    return lambda batch, tokens: sorted(allowed.get(tuple(tokens[prompt_length:].tolist()), {EOS}))
 
 
 def both(model: Any, index: ConstraintIndex, inputs: dict[str, torch.Tensor], **kwargs: Any) -> tuple[Any, Any]:

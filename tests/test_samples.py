@@ -31,12 +31,6 @@ def sample(
     return out.sequences[:, begun:].unflatten(0, (len(inputs["input_ids"]), -1)).tolist()
 
 
-def one_of(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
-    """A prompt alone, without its padding."""
-    is_there = inputs["attention_mask"][row].bool()
-    return {name: values[row : row + 1, is_there] for name, values in inputs.items()}
-
-
 @pytest.mark.parametrize(("family", "mode"), [("qwen3", "beams"), ("gpt2", "paths"), ("t5", "paths")])
 def test_a_prompts_samples_are_its_own(family: str, mode: str) -> None:
     inputs = prompts(4, 12, padded=True)
@@ -44,7 +38,8 @@ def test_a_prompts_samples_are_its_own(family: str, mode: str) -> None:
     assert len({str(rows) for rows in together}) == 4
     seeds = row_seeds(7, 4).tolist()
     for row in range(4):
-        assert sample(family, one_of(inputs, row), seeds[row], mode=mode) == [together[row]]
+        alone = {name: values[row : row + 1, inputs["attention_mask"][row].bool()] for name, values in inputs.items()}
+        assert sample(family, alone, seeds[row], mode=mode) == [together[row]]
     turned = {name: values.flip(0) for name, values in inputs.items()}
     assert sample(family, turned, seeds[::-1], mode=mode) == together[::-1]
     assert sample(family, turned, 7, mode=mode) != together[::-1]

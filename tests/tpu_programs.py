@@ -108,7 +108,16 @@ class Bench:
         self.model = cache(self._model)
 
     def _model(self, family: str = "qwen3", has_head: bool = False, seed: int = 0) -> Any:
-        config = config_of(self.size, family)
+        size = self.size
+        special: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD}
+        special |= {"bos_token_id": None, "eos_token_id": None}
+        if family == "t5":
+            sizes: dict[str, Any] = {"d_model": size.hidden, "d_ff": 48, "d_kv": 8, "num_heads": 4}
+            config: Any = T5Config(**special, **sizes, num_layers=size.layers, decoder_start_token_id=PAD)
+        else:
+            sizes = {"hidden_size": size.hidden, "intermediate_size": 48, "num_hidden_layers": size.layers}
+            sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+            config = Qwen3Config(**special, **sizes)
         arrays = random_arrays(to_spec(config), nnx.Rngs(seed))
         scaled = {name: array if array.ndim == 1 else GAIN * array for name, array in arrays.items()}
         model = enable(FlaxModel(config, arrays={name: array.astype(self.dtype) for name, array in scaled.items()}))
@@ -166,24 +175,6 @@ class Bench:
 
 
 bench = cache(Bench)
-
-
-def config_of(size: Size, family: str) -> Any:
-    special: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD}
-    special |= {"bos_token_id": None, "eos_token_id": None}
-    if family == "t5":
-        sizes: dict[str, Any] = {"d_model": size.hidden, "d_ff": 48, "d_kv": 8, "num_heads": 4}
-        return T5Config(**special, **sizes, num_layers=size.layers, decoder_start_token_id=PAD)
-    return Qwen3Config(
-        hidden_size=size.hidden,
-        intermediate_size=48,
-        num_hidden_layers=size.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-        **special,
-    )
 
 
 def head_of(config: DraftHeadConfig, **options: Any) -> DraftHead:
