@@ -14,6 +14,7 @@ import numpy as np
 from reference import ReferenceTrie
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue.generated import items_of
 from hf_gr.catalogue.rules import BatchRules, combine_rules
 
 EOS, TOKENS, LENGTH = 0, 6, 4  # codes are 1 to TOKENS
@@ -75,7 +76,7 @@ def legal_sequences(rules: BatchRules, row: int) -> list[list[int]]:
     """The sequences of a row, by asking for the items of each that was ever there."""
     known = {tuple(tokens.tolist()) for tokens in replace(rules.shared, alive=None).rows()}
     cut = [[token for token in tokens if token >= 0] for tokens in known]
-    return [tokens for tokens in cut if rules.items(row, tokens)]
+    return [tokens for tokens in cut if any(items_of(rules, np.array([tokens]), np.array([row])))]
 
 
 def check_steps(

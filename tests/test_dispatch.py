@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from families import LLAMA, build
-from flax import nnx
-from transformers import AutoConfig
 
-from hf_gr import AutoModelForGenerativeRetrieval, GRGenerationConfig
+from hf_gr import AutoModelForGenerativeRetrieval
 from hf_gr.answering.torch_models import load_draft_model, load_model
 from hf_gr.flax.model import FlaxModel
 from hf_gr.generation import auto, messages
 from hf_gr.generation.torch.mixin import GRGenerationMixin
 
 load = AutoModelForGenerativeRetrieval.from_pretrained
-make = AutoModelForGenerativeRetrieval.from_config
 TINY = LLAMA | {"num_hidden_layers": 1}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -128,19 +124,3 @@ def test_a_mistake_is_no_lack(folder: Path) -> None:
         load(folder / "nothing", local_files_only=True)
     with pytest.raises(ValueError, match="1 positional arguments"):
         load(folder / "llama", 3, backend="flax")
-
-
-def test_random_models_are_made_by_either_backend(tpu: dict[str, Any]) -> None:
-    config = AutoConfig.for_model("llama", **TINY)
-    one, other = make(config), make(config, rngs=nnx.Rngs(1), dtype="bfloat16", backend="flax")
-    assert isinstance(one, FlaxModel)
-    assert isinstance(one.generation_config, GRGenerationConfig)
-    assert (str(one.dtype), str(other.dtype)) == ("float32", "bfloat16")
-    weights = [np.asarray(model.lm_head.weight[...], dtype=np.float32) for model in (one, other)]
-    assert np.abs(weights[0] - weights[1]).max() > 0.1
-    for options in ({"backend": "torch"}, {"attn_implementation": "eager"}):
-        assert isinstance(make(config, **options), GRGenerationMixin)
-    with pytest.raises(ValueError, match="attn_implementation is given"):
-        make(config, attn_implementation="eager", backend="flax")
-    del tpu["libtpu"]
-    assert isinstance(make(config), GRGenerationMixin)

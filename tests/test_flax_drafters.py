@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_catalogues import LENGTH, VOCABULARY, random_index, random_rules, tables
 
+from hf_gr.catalogue.generated import items_of
 from hf_gr.core.beam import Beams
 from hf_gr.flax import ops
 from hf_gr.flax.decode import decode_program
@@ -113,7 +114,7 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
             (drafted.tokens, drafted.parents, drafted.states, drafted.depths)
         )
         for row in range(NUM_ROWS):
-            sequences = [tuple(s) for s in index if rules.items(row, [*s])]
+            sequences = [tuple(s) for s in index if any(items_of(rules, np.array([s]), np.array([row])))]
             legal = {s[:depth] for s in sequences for depth in (1, 2) if len(s) > depth}
             paths: list[tuple[int, ...]] = [()]
             for token, parent in zip(tokens[row], parents[row], strict=True):

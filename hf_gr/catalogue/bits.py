@@ -24,14 +24,6 @@ def unpack(bits: Bits, size: int) -> Bools:
     return np.unpackbits(bits, count=size, bitorder="little").view(bool)
 
 
-def ones(size: int) -> Bits:
-    """So many flags, all set."""
-    bits = np.full(-(-size // 8), 255, dtype=np.uint8)
-    if size % 8:
-        bits[-1] = (1 << size % 8) - 1
-    return bits
-
-
 def test(bits: Bits, places: Array) -> Bools:
     """The flags at some places."""
     return (bits[places >> 3] >> (places & 7).astype(np.uint8) & 1).astype(bool)

@@ -70,15 +70,27 @@ def check_cut(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> Non
 def items_of_batch(rules: BatchRules, sequences: Any) -> list[list[ItemId]]:
     """The items of each of R rows of a batch, by its request's rule and exclusions; none for padding rows."""
     rows = read_generated(sequences)
-    each = len(rows) // (rules.num_rows or len(rows))
-    numbers = np.arange(len(rows)) // each
-    rule_of_row = numbers * 0 if rules.rule_of_row is None else rules.rule_of_row[numbers]
+    return items_of(rules, rows, prompts_of(rules, len(rows)))
+
+
+def prompts_of(rules: BatchRules, num_rows: int) -> Longs:
+    """The request of each of R rows."""
+    num_prompts = rules.num_rows or max(num_rows, 1)
+    if num_rows % num_prompts:
+        raise ValueError(f"sequences have {num_rows} rows for {num_prompts} rules, expected as many for each prompt")
+    return np.arange(num_rows) // max(num_rows // num_prompts, 1)
+
+
+def items_of(rules: BatchRules, rows: Longs, prompt_of: Longs) -> list[list[ItemId]]:
+    """The items of rows of tokens, each by the rule and the exclusions of a request."""
+    rule_of = prompt_of * 0 if rules.rule_of_row is None else rules.rule_of_row[prompt_of]
     found: list[list[ItemId]] = [[] for _ in rows]
     for rule, snapshot in enumerate(rules.snapshots):
-        mine = np.flatnonzero(rule_of_row == rule)
+        mine = np.flatnonzero(rule_of == rule)
         for row, items in zip(mine.tolist(), snapshot.items_of(rows[mine]), strict=True):
-            found[row] = items
-    return found if rules.excluded_ids is None else without(found, rules.excluded_ids)
+            excluded: Collection[ItemId] = rules.excluded_ids[prompt_of[row]] if rules.excluded_ids else ()
+            found[row] = [item for item in items if item not in excluded]
+    return found
 
 
 def without(found: list[list[ItemId]], excluded: Sequence[Collection[ItemId]]) -> list[list[ItemId]]:

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from .bits import BITS_SET, Bits, clear, count, ones, pack, test, unpack
+from .bits import BITS_SET, Bits, clear, count, pack, test, unpack
 from .fanout import Array, Bools, Fanout, Longs, smallest_dtype
 from .item_ids import ItemIds, drop_repeated
 from .pieces import take
@@ -44,8 +44,9 @@ class Items:
     @cached_property
     def all_alive(self) -> Liveness:
         """The rule under which nothing is dead."""
-        sizes = [fanout.num_children for fanout in self.trie.fanouts]
-        return Liveness(self, tuple(map(ones, sizes)), ones(len(self)))
+        sizes = [*(fanout.num_children for fanout in self.trie.fanouts), len(self)]
+        *nodes, items = (pack(np.ones(size, dtype=bool)) for size in sizes)
+        return Liveness(self, tuple(nodes), items)
 
     @property
     def are_strings(self) -> bool:

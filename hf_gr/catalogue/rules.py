@@ -50,11 +50,6 @@ class BatchRules:
         """The rule of one request."""
         return self.snapshots[0 if self.rule_of_row is None else int(self.rule_of_row[row])]
 
-    def items(self, row: int, tokens: Sequence[int]) -> list[ItemId]:
-        """The items that one request may be answered with by these tokens."""
-        items = self.of_row(row).items_of(np.array([tokens], dtype=np.int64))[0]
-        return items if self.excluded_ids is None else [item for item in items if item not in self.excluded_ids[row]]
-
 
 def combine_rules(
     snapshots: Sequence[Snapshot], exclude_items: Any = None, *, num_prompts: int | None = None, one_each: bool = False

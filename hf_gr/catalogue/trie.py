@@ -110,17 +110,12 @@ class Trie:
 
     def find(self, prefix: Iterable[int]) -> int:
         """The node of one prefix, -1 if there is none."""
-        node = 0
+        nodes = np.zeros(1, dtype=np.int64)
         for level, token in enumerate(prefix):
             if level == self.max_length:
                 return -1
-            (low,), (high,) = self.children(np.array([node]), level)
-            edges, sought = self.tokens[low:high], int(token) - self.token_bases[level]
-            place = int(np.searchsorted(edges, sought))
-            if place == len(edges) or edges[place] != sought:
-                return -1
-            node = int(low) + place
-        return node
+            nodes = self.advance(nodes, np.array([token]), level)
+        return int(nodes[0])
 
     def walk(self, rows: Longs, eos_token_id: int | None) -> tuple[Longs, Longs]:
         """Follow `[R, T]` tokens, with or without their end token: to `[R]` leaf numbers, -1 for none; by how many.

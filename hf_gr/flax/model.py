@@ -329,12 +329,10 @@ def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict
     return arrays
 
 
-def to_params(
-    arrays: Mapping[str, Array], spec: Spec, *, scanned: bool | None = None, mesh: Mesh | None = None
-) -> Params:
+def to_params(arrays: Mapping[str, Array], spec: Spec, *, mesh: Mesh | None = None) -> Params:
     """Parameters by their Hugging Face names, in the form that scorers take; on a mesh, by its rules.
 
-    Layers are stacked for `lax.scan` if `scanned`; by default if there are many.
+    Layers are stacked for `lax.scan` if there are many.
 
     Returns:
         Under the name of each stack its layers, as one dict of stacked arrays or as a tuple of dicts; parameters that
@@ -360,7 +358,7 @@ def to_params(
             own = {f"{stack}.{place}.{name}": layer[name] for name in layer if name not in common}
             params |= {name: placed(name, array) for name, array in own.items()}
         names = [name for name in of_stack[0] if name in common]
-        if len(of_stack) >= MIN_SCANNED_LAYERS if scanned is None else scanned:
+        if len(of_stack) >= MIN_SCANNED_LAYERS:
             params[stack] = {name: placed(name, stacked([layer[name] for layer in of_stack])) for name in names}
         else:
             params[stack] = tuple({name: placed(name, layer[name]) for name in names} for layer in of_stack)

@@ -46,7 +46,7 @@ class AutoModelForGenerativeRetrieval:
     """Loads what `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM` would, with `GRGenerationMixin`; or in Flax."""
 
     def __init__(self) -> None:
-        raise ValueError("AutoModelForGenerativeRetrieval is not instantiated: call from_pretrained or from_config")
+        raise ValueError("AutoModelForGenerativeRetrieval is not instantiated: call from_pretrained")
 
     @classmethod
     def from_pretrained(
@@ -78,23 +78,7 @@ class AutoModelForGenerativeRetrieval:
                 draft head's two files without the other, or a head that cannot be read or belongs to another model.
         """
         with naming_model(repo_or_dir, "repo_or_dir"):
-            return _dispatch("load", backend, _OF_LOADING, (repo_or_dir, *args), kwargs)
-
-    @classmethod
-    def from_config(cls, config: Any, *, backend: Literal["auto", "torch", "flax"] = "auto", **kwargs: Any) -> Any:
-        """A model with random weights.
-
-        Args:
-            config: a config of transformers.
-            backend: as for `from_pretrained`.
-            kwargs: as for transformers' auto classes; in Flax `dtype`, and `rngs`, an `nnx.Rngs` (seed 0 by default).
-
-        Raises:
-            ImportError: as for `from_pretrained`.
-            NotImplementedError: as for `from_pretrained`.
-            ValueError: an unknown backend; arguments that Flax does not take, and only Flax may make it.
-        """
-        return _dispatch("from_config", backend, _OF_CONFIG, (config,), kwargs)
+            return _load(repo_or_dir, backend, args, kwargs)
 
 
 def backend_of_model(model: Any) -> Literal["torch", "flax"]:
@@ -116,15 +100,15 @@ class _OnlyTorchs(ValueError):
     """Options that Flax does not take."""
 
 
-def _dispatch(name: str, backend: str, taken: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a backend's function; what Flax cannot do, PyTorch does, unless the caller asks for Flax."""
+def _load(repo_or_dir: Any, backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Load by a backend; what Flax cannot load, PyTorch does, unless the caller asks for Flax."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
     if (choose_backend() if backend == "auto" else backend) == "flax":
         given, has_torch = {option: value for option, value in kwargs.items() if value is not None}, find_spec("torch")
         try:
-            _refuse_only_torchs(args[1:], given, taken)
-            return getattr(_backend("flax"), name)(*args, **given)
+            _refuse_only_torchs(args, given)
+            return _backend("flax").load(repo_or_dir, **given)
         except (ImportError, NotImplementedError, _OnlyTorchs) as error:
             is_mistake = isinstance(error, ImportError) and error.name not in ("jax", "flax")
             if not has_torch and not isinstance(error, ImportError):
@@ -135,7 +119,7 @@ def _dispatch(name: str, backend: str, taken: tuple[str, ...], args: tuple[Any, 
                 "backend='auto' loads PyTorch, though JAX has a TPU, which PyTorch does not use: "
                 f"{error}. Pass backend='torch' to choose this, or backend='flax' to be refused"
             )
-    return getattr(_backend("torch"), name)(*args, **kwargs)
+    return _backend("torch").load(repo_or_dir, *args, **kwargs)
 
 
 def _backend(name: Literal["torch", "flax"]) -> Any:
@@ -148,12 +132,12 @@ def _backend(name: Literal["torch", "flax"]) -> Any:
     return import_module(".torch.loading", __package__)
 
 
-def _refuse_only_torchs(args: tuple[Any, ...], given: dict[str, Any], taken: tuple[str, ...]) -> None:
+def _refuse_only_torchs(args: tuple[Any, ...], given: dict[str, Any]) -> None:
     """Refuse options that Flax does not take, with a remedy for each."""
     found = [
-        f"{name} is given, expected one of {taken} with backend='flax': {_INSTEAD.get(name, 'omit it')}"
+        f"{name} is given, expected one of {_TAKEN} with backend='flax': {_INSTEAD.get(name, 'omit it')}"
         for name in given
-        if name not in taken
+        if name not in _TAKEN
     ]
     if args:
         found.append(f"{len(args)} positional arguments, expected only the checkpoint with backend='flax'")
@@ -161,8 +145,7 @@ def _refuse_only_torchs(args: tuple[Any, ...], given: dict[str, Any], taken: tup
         raise _OnlyTorchs(f"{'; '.join(found)}; or use backend='torch'")
 
 
-_OF_LOADING = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
-_OF_CONFIG = ("dtype", "rngs")
+_TAKEN = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")  # by Flax
 _INSTEAD = {  # of options that only PyTorch's side takes
     "torch_dtype": "pass dtype=",
     "attn_implementation": "omit it, as Flax has one attention",

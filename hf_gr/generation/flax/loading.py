@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr.files.hub import Source
-from hf_gr.flax.checkpoint import check_dtype
 from hf_gr.flax.model import FlaxModel
 from hf_gr.generation.configuration import extend
 from hf_gr.generation.named_catalogues import remember_source
@@ -50,9 +49,3 @@ def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     # The catalogue is of the weights' commit, whatever is pushed meanwhile.
     remember_source(model, Source.of(repo_or_dir, kwargs).at(model._facts.commit))
     return model
-
-
-def from_config(config: Any, *, dtype: Any = None, rngs: Any = None) -> Any:
-    """A `FlaxModel` with random weights and the mixin: by default of the config's dtype, or float32 if it has none."""
-    wanted = check_dtype(dtype) or str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    return enable(FlaxModel(config, dtype=wanted, rngs=rngs))

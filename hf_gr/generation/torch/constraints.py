@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_gr.catalogue.generated import items_of, items_of_batch, prompts_of, read_generated
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.separators import Answers, check_separator, split
 from hf_gr.catalogue.sequences import read_rows
-from hf_gr.catalogue.trie import PADDING
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
 
 MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
@@ -46,30 +46,8 @@ class Constraint(ABC):
         """Mask `[R, S, V]` scores by the `[R, T]` tokens before them."""
 
     @abstractmethod
-    def split(self, row: list[int]) -> list[list[int]]:
-        """The sequences of the catalogue in one answer."""
-
     def items(self, sequences: Any) -> list[list[ItemId]]:
         """The items of generated answers, `[rows, T]`; see `ConstraintLogitsProcessor.items`."""
-        rows, _ = read_rows(sequences, one_is_enough=True)
-        rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
-        rules, found = self.rules, [[] for _ in rows]
-        num_prompts = rules.num_rows or max(len(rows), 1)
-        if len(rows) % num_prompts:
-            raise ValueError(
-                f"sequences have {len(rows)} rows for {num_prompts} rules, expected one or more for each prompt"
-            )
-        answers = [self.split(row) for row in rows.tolist()]
-        row_of = np.repeat(np.arange(len(rows)), [len(labels) for labels in answers])
-        prompt_of = row_of // max(len(rows) // num_prompts, 1)
-        tokens, _ = read_rows([label for labels in answers for label in labels])
-        rule_of = np.zeros_like(prompt_of) if rules.rule_of_row is None else rules.rule_of_row[prompt_of]
-        for rule, snapshot in enumerate(rules.snapshots):
-            mine = np.flatnonzero(rule_of == rule)
-            for label, items in zip(mine.tolist(), snapshot.items_of(tokens[mine]), strict=True):
-                excluded = rules.excluded_ids[prompt_of[label]] if rules.excluded_ids else ()
-                found[row_of[label]] += [item for item in items if item not in excluded]
-        return found
 
     def _unblocked(self, scores: Tensor, is_legal: Tensor) -> Tensor:
         """The scores; where other processors left no legal token, all are possible: the constraint holds."""
@@ -129,9 +107,9 @@ class OneSequence(Constraint):
                     states = advance(states, tokens, catalogue, level=level)
         return torch.stack(masked, dim=1) if num_scores > 1 else masked[0][:, None] if masked else scores
 
-    def split(self, row: list[int]) -> list[list[int]]:
-        """See `Constraint.split`."""
-        return [row]
+    def items(self, sequences: Any) -> list[list[ItemId]]:
+        """See `Constraint.items`."""
+        return items_of_batch(self.rules, sequences)
 
     def _mask_level(self, states: Tensor, scores: Tensor, catalogue: DeviceCatalogue, level: int) -> Tensor:
         if level >= catalogue.max_length:
@@ -184,8 +162,19 @@ class SeveralLabels(Constraint):
         masked = self._unblocked(scores.masked_fill(~allowed, -torch.inf), allowed)
         return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
 
+    def items(self, sequences: Any) -> list[list[ItemId]]:
+        """See `Constraint.items`: those of all labels of an answer."""
+        rows = read_generated(sequences)
+        answers, prompt_of = [self.split(row) for row in rows.tolist()], prompts_of(self.rules, len(rows))
+        row_of = np.repeat(np.arange(len(rows)), [len(labels) for labels in answers])
+        labels, _ = read_rows([label for labels in answers for label in labels])
+        found: list[list[ItemId]] = [[] for _ in rows]
+        for row, items in zip(row_of.tolist(), items_of(self.rules, labels, prompt_of[row_of]), strict=True):
+            found[row] += items
+        return found
+
     def split(self, row: list[int]) -> list[list[int]]:
-        """See `Constraint.split`; nothing for a cut-off answer, whose last label may be another's beginning."""
+        """The labels of one answer; none of a cut-off one, whose last label may be another's beginning."""
         eos_token_id = self.rules.shared.eos_token_id
         assert eos_token_id is not None
         return split(row, self.separator, eos_token_id) if eos_token_id in row else []

@@ -113,9 +113,3 @@ def _read_config(name: str | Path, kwargs: Mapping[str, Any]) -> Any:
         return AutoConfig.from_pretrained(
             json.loads(Path(adapter).read_text())["base_model_name_or_path"], **own, **trust
         )
-
-
-def from_config(config: Any, **kwargs: Any) -> Any:
-    """A model with random weights, as from transformers' auto classes."""
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return enable(auto.from_config(config, **kwargs))
