@@ -99,6 +99,7 @@ class Level:
             candidates,
             torch.tensor(self.scores, dtype=torch.float32).expand(number, -1, -1),
             nodes,
+            nodes.log_probs,
             torch.tensor(self.own).expand(number, -1),
             num_kept=num_kept,
             uniform=torch.rand((number, self.num_beams, self.num_children), generator=generator).clamp_min(1e-9),

@@ -88,7 +88,7 @@ def items_of(rules: BatchRules, rows: Longs, prompt_of: Longs) -> list[list[Item
     for rule, snapshot in enumerate(rules.snapshots):
         mine = np.flatnonzero(rule_of == rule)
         for row, items in zip(mine.tolist(), snapshot.items_of(rows[mine]), strict=True):
-            excluded: Collection[ItemId] = rules.excluded_ids[prompt_of[row]] if rules.excluded_ids else ()
+            excluded = rules.excluded_ids[int(prompt_of[row])] if rules.excluded_ids else frozenset[ItemId]()
             found[row] = [item for item in items if item not in excluded]
     return found
 

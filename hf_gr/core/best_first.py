@@ -149,6 +149,32 @@ def perturbed(
     return (keys - below.clip(0.0) - ops.log(1.0 + ops.exp(-abs(below))))[..., :-1]
 
 
+def ranked(
+    nodes: Prefixes,
+    children: Any,  # all of theirs
+    steps: Float[Array, "batch prefixes children"],  # the terms of these
+    ends: Bool[Array, "batch prefixes children"],  # whether a sequence ends with each
+    *,
+    length_penalty: Any,
+    noise: Any,  # of samples; else None
+    is_whole: bool,  # see `perturbed`
+) -> Below:
+    """Children with their keys: scores divided by the penalty of a length, or with noise."""
+    ops, scores = nodes.ops, nodes.scores[..., None] + steps
+    is_there = children.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
+    if noise is None:
+        lengths = ops.full(nodes.depths.shape, 1.0, nodes.keys)[..., None] + nodes.depths[..., None]
+        # No item below a prefix has fewer tokens than one more, or more than the longest.
+        longest = ops.full(lengths.shape, float(nodes.max_length), lengths)
+        bounds = ops.where(ops.full((), 0.0, lengths) <= length_penalty, longest, lengths + 1.0)
+        inner, ended = (scores / by**length_penalty for by in (bounds, lengths))
+    else:
+        steps = ops.fill(steps, ~children.legal, DEAD)
+        inner = ended = perturbed(nodes, children.tokens, steps, noise, is_whole=is_whole)
+    inner, ended = ops.fill(inner, ~is_there | ends, DEAD), ops.fill(ended, ~(is_there & ends), DEAD)
+    return Below(nodes, children, scores, inner, ended)
+
+
 def drawn_root(root: Prefixes, noise: Any) -> Prefixes:
     """The empty prefix of samples: its key is the largest of all."""
     tokens = root.ops.full((*root.keys.shape, 1), ROOT, root.keys)

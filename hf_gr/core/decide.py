@@ -65,36 +65,21 @@ def accept(
 
 
 def draft_best(
-    nodes: Beams,
-    paths: Int[Array, "batch above"],
-    behind: Float[Array, "batch above"],
+    nodes: Beams,  # the draft's last level; on its first one the target's beams
+    paths: Int[Array, "batch above"],  # that they belong to, used where paths do not compete
+    behind: Float[Array, "batch above"],  # how far each is below its path's own choice; 0 for the beams
     legal: Candidates,
-    scores: Float[Array, "batch above children"],
-    is_open: Bool[Array, "batch above children"],
+    scores: Float[Array, "batch above children"],  # cumulative, `-inf` where there is no child
+    is_open: Bool[Array, "batch above children"],  # which children have children
     plan: Options,
     *,
-    number: int,
+    number: int,  # N
     dead_state: int | Array,
     noise: Any = None,
 ) -> tuple[Beams, Int[Array, "batch nodes"], Float[Array, "batch nodes"]]:
     """The N best nodes of one more level of a draft model's search, with the target's own noise if it samples.
 
-    Args:
-        nodes: the draft's last level; on its first one the target's beams.
-        paths: numbers of the paths that they belong to; used where paths do not compete.
-        behind: how far each one's score is below that of its path's own choice; 0 for the beams.
-        legal: their children.
-        scores: cumulative scores of those, `-inf` where there is none.
-        is_open: which children have children.
-        plan: the options of the call.
-        number: N.
-        dead_state: the state of padding.
-        noise: the target's own, if it samples.
-
-    Returns:
-        N nodes, the best first, then padding; their paths; and `behind` for each.
-
-    Source: AtSpeed, equation 1.
+    Best first, then padding; with their paths, and `behind` for each. Source: AtSpeed, equation 1.
     """
     ops, keys = nodes.ops, scores
     if plan.do_sample:

@@ -33,7 +33,8 @@ def locate(beams: Beams, states: Int[Array, "batch nodes"]) -> tuple[Int[Array, 
 def relaxed_places(
     candidates: Candidates,
     scores: Float[Array, "batch beams children"],  # cumulative, `-inf` where there is no child
-    nodes: Any,  # drafted, in drawing order; `log_probs` `[B, W, C]` of all that could have been drawn
+    nodes: Any,  # drafted, in drawing order
+    log_probs: Float[Array, "batch above children"],  # of all that could have been drawn
     places: Int[Array, "batch beams"] | None,  # of beams among the nodes one level above; None: each is at its own
     *,
     num_kept: int,  # M; fewer are picked if there are fewer candidates and drafted nodes in all
@@ -62,7 +63,7 @@ def relaxed_places(
     own = ops.expand(ops.arange(num_beams, scores), (num_rows, num_beams)) if places is None else places
     p = ops.fill(ops.log_softmax(flat), ~(flat > DEAD), DEAD)  # a row without any child has no softmax
     # A beam's children have the same order for both models.
-    q = ops.along(nodes.log_probs, own).reshape(num_rows, size)
+    q = ops.along(log_probs, own).reshape(num_rows, size)
     # The place of each drafted node among the children; after the last one if its parent is no beam of the target.
     is_parent = nodes.parents[..., None] == own[:, None]
     parents = ops.argmax(is_parent)

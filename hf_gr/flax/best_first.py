@@ -212,24 +212,9 @@ class _BestFirst(Loop):
         if plan.forces_end and self.num_levels - 1 in levels:  # only the end token is left
             scores = jnp.where((nodes.depths == self.num_levels - 1)[..., None], 0.0, scores)
         steps = self.catalogue.biased(scores, nodes.states, legal)
-        scores = nodes.scores[..., None] + steps
-        lengths = (nodes.depths + 1).astype(jnp.float32)[..., None]
-        # No item below a prefix has fewer tokens than one more, or more than the longest.
-        bounds = jnp.where(plan.length_penalty >= 0, float(self.num_levels), lengths + 1)
-        is_there = legal.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
-        if self.noise is None:
-            inner, ended = (scores / by**plan.length_penalty for by in (bounds, lengths))
-        else:
-            is_whole = plan.renormalize_logits and self.catalogue.bias is None
-            steps = jnp.where(legal.legal, steps, DEAD)
-            inner = ended = core.perturbed(nodes, legal.tokens, steps, self.noise, is_whole=is_whole)
-        return Below(
-            nodes,
-            legal,
-            scores,
-            inner=jnp.where(is_there & ~ends, inner, DEAD),
-            ended=jnp.where(is_there & ends, ended, DEAD),
-        )
+        how: dict[str, Any] = {"length_penalty": plan.length_penalty, "noise": self.noise}
+        is_whole = plan.renormalize_logits and self.catalogue.bias is None
+        return core.ranked(nodes, legal, steps, ends, is_whole=is_whole, **how)
 
     def _children(self, nodes: Prefixes, levels: range) -> tuple[Children, Bool[Array, "batch nodes children"]]:
         """The children of nodes of these levels, and which are complete: a node has children on its own level only."""

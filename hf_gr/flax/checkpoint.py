@@ -51,18 +51,9 @@ def find(source: Source) -> Path:
     if source.is_folder:
         return folder
     source = source.at(commit_of(folder / CONFIG))
-    try:
-        source.resolve_folder([SINGLE])
-    except ValueError as error:
-        try:
-            source.resolve_folder([INDEX])
-        except ValueError:
-            raise error from None
+    single, index, _ = source.find_files([SINGLE, INDEX, GENERATION_CONFIG])
+    if single is None and index is not None:
         source.resolve_folder(sorted(set(_weight_map(folder).values())))
-    try:
-        source.resolve_folder([GENERATION_CONFIG])
-    except ValueError:
-        pass  # checkpoints need not have one
     return folder
 
 

@@ -240,9 +240,9 @@ class _Search(Loop):
         scores = catalogue.biased(scores, beams.states, legal)
         beams, is_there = beams.judged(scores, legal.legal)
         scores = jnp.where(is_there, beams.scores[..., None] + scores, beam.DEAD)
-        picked = None
-        if scored.draft is not None and scored.draft.log_probs is not None and level + 1 < self.num_levels:
-            picked = self._picked(scored, beams, own, legal, scores, level=level)
+        picked, log_probs = None, None if scored.draft is None else scored.draft.log_probs
+        if log_probs is not None and level + 1 < self.num_levels:
+            picked = self._picked(scored, log_probs[level], beams, own, legal, scores, level=level)
         kept, finished = accept(
             beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise, picked=picked
         )
@@ -257,6 +257,7 @@ class _Search(Loop):
     def _picked(
         self,
         scored: Scored,
+        log_probs: Float[Array, "batch above children"],  # of what was drawn
         beams: Beams,
         own: Int[Array, "batch beams"],
         legal: Children,
@@ -272,6 +273,7 @@ class _Search(Loop):
             legal,
             scores,
             drawn,
+            log_probs,
             places,
             num_kept=number,
             uniform=self.noise.stream(PASSES).uniform(beams, legal),

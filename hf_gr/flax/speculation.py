@@ -26,18 +26,6 @@ from .tree import Nodes
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Drawn:
-    """What a draft model drew on one level, in drawing order."""
-
-    tokens: Int[Array, "batch nodes"]  # of each node
-    parents: Int[Array, "batch nodes"]  # places among the nodes one level above
-    states: Int[Array, "batch nodes"]  # trie nodes; the dead state for padding
-    # what they were drawn with (AtSpeed's q): log-probabilities of all children of the nodes above
-    log_probs: Float[Array, "batch above children"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
 class Speculation(plan.Speculation):
     """`hf_gr.core.plan.Speculation`; inside a program everything is an array, forwards by row."""
 
@@ -148,22 +136,19 @@ class Scored:
 
     def drawn(
         self, own: Int[Array, "batch beams"], *, level: int
-    ) -> tuple[Drawn, Int[Array, "batch beams"], Bool[Array, " batch"]]:
+    ) -> tuple[Nodes, Int[Array, "batch beams"], Bool[Array, " batch"]]:
         """What a relaxed draft drew below the beams of a level, which are at places `own` among the nodes.
 
         Returns:
-            The nodes, where the beams are among those one level above, and the rows that have such nodes.
+            The nodes, in drawing order, by places among those one level above; where the beams are among those; and
+            the rows that have such nodes.
         """
         draft = self.draft
         assert draft is not None
-        assert draft.log_probs is not None
         step = level - self.levels
         has_some = (step >= 0) & (step < draft.num_guessed)
         step = jnp.where(has_some, step, 0)[:, None]
         places = step * draft.width + jnp.arange(draft.width, dtype=jnp.int32)
-        tokens, parents, states = (
-            along(of_all, places) for of_all in (draft.nodes.tokens, draft.nodes.parents, draft.nodes.states)
-        )
+        nodes = jax.tree.map(lambda of_all: along(of_all, places), draft.nodes)
         first = jnp.where(step > 0, draft.num_live + (step - 1) * draft.width, 0)  # of the level above
-        drawn = Drawn(tokens, parents - first, states, draft.log_probs[level])
-        return drawn, jnp.clip(own - first, 0, draft.width - 1), has_some
+        return replace(nodes, parents=nodes.parents - first), jnp.clip(own - first, 0, draft.width - 1), has_some

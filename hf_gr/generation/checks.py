@@ -118,11 +118,11 @@ def read_widths(num_beams: Any, num_results: Any) -> tuple[int, ...]:
 
 
 def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> None:
-    """Refuse a catalogue, or an object made from one, with tokens outside a vocabulary; `name` is the argument."""
+    """Refuse a catalogue, or anything else with tokens, that has some outside a vocabulary; `name` is the argument."""
     if catalogue.max_token_id >= vocabulary:
         raise ValueError(
             f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
-            "is it another model's catalogue, or were the embeddings not resized?"
+            "is it another model's, or were the embeddings not resized?"
         )
 
 

@@ -272,32 +272,10 @@ class _BestFirst:
             self.lost = self.lost.masked_fill(is_broken[:, None], 0.0)
         if plan.forces_end and self.length - 1 in family.levels:
             scores[..., scores.shape[-1] - family.sizes[-1] :] = 0.0  # only the end token is left
-        scores = self.catalogue.biased(scores, nodes.states, legal)
-        if plan.noise is None:
-            scores = nodes.scores[..., None] + scores
-            inner, ended = (scores / by for by in self._divisors(family))
-        else:
-            is_whole = plan.renormalizes and self.catalogue.bias is None
-            steps = scores.masked_fill(~legal.legal, DEAD)
-            inner = ended = core.perturbed(nodes, legal.tokens, steps, plan.noise, is_whole=is_whole)
-            scores = nodes.scores[..., None] + scores
-        is_there = legal.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
-        return Below(
-            nodes,
-            legal,
-            scores,
-            inner=inner.masked_fill(~is_there | family.ends, DEAD),
-            ended=ended.masked_fill(~(is_there & family.ends), DEAD),
-        )
-
-    def _divisors(self, family: _Family) -> list[Float[Tensor, " children"]]:
-        """By which scores are divided into keys: of inner children, and of complete ones."""
-        penalty, lengths = float(self.plan.length_penalty), [level + 1 for level in family.levels]
-        # No item below a prefix has fewer tokens than one more, or more than the longest.
-        bounds = [self.length if penalty >= 0 else length + 1 for length in lengths]
-        device = self.catalogue.device
-        by = [list(zip(of, family.sizes, strict=True)) for of in (bounds, lengths)]
-        return [torch.cat([torch.full((size,), of**penalty, device=device) for of, size in one]) for one in by]
+        steps = self.catalogue.biased(scores, nodes.states, legal)
+        how: dict[str, Any] = {"length_penalty": float(plan.length_penalty), "noise": plan.noise}
+        is_whole = plan.renormalizes and self.catalogue.bias is None
+        return core.ranked(nodes, legal, steps, family.ends, is_whole=is_whole, **how)
 
     def _family(self, states: Int[Tensor, "batch nodes"], levels: range) -> _Family:
         """The children of nodes of these levels."""

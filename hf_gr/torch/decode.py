@@ -262,6 +262,7 @@ class _Search:
                 legal,
                 scores,
                 below,
+                below.log_probs,
                 places,
                 num_kept=plan.num_kept,
                 uniform=plan.noise.stream(PASSES).uniform(beams, legal),

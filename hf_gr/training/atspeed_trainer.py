@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from transformers import TrainingArguments
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import base_model
 
 from . import losses
@@ -178,11 +179,5 @@ def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: Constra
     if inner.config.is_encoder_decoder:
         raise ValueError(f"model is a {type(inner).__name__}, expected a decoder: a draft model continues prompts")
     vocab_size = inner.config.get_text_config(decoder=True).vocab_size
-    needed = {"the catalogue's largest": index.max_token_id}
-    needed |= {f"the largest of {name}": data.max_token_id for name, data in datasets.items()}
-    for whose, largest in needed.items():
-        if vocab_size <= largest:
-            raise ValueError(
-                f"model has a vocabulary of {vocab_size} tokens, expected more than {whose}, {largest}: build it with "
-                "the target's tokenizer"
-            )
+    for name, one in {"constraint_index": index, **datasets}.items():
+        check_tokens_of_catalogue(one, vocab_size, name=name)

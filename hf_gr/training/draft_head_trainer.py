@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, TrainingArguments
 
 from hf_gr.catalogue.code_book import compare
 from hf_gr.files.hub import Source
+from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.configuration import code_book_of
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.heads import check_bare, load_draft_head, save_draft_head
@@ -245,12 +246,7 @@ def _check_data(name: str, dataset: Any, model: Any) -> None:
     for whose, book in books.items():
         if data.items is not None:
             compare(book, data.items, whose=whose, argument=name)
-    vocab_size = model.get_input_embeddings().weight.shape[0]
-    if data.max_token_id >= vocab_size:
-        raise ValueError(
-            f"{name} has token {data.max_token_id}, expected less than {vocab_size}, the model's embeddings: is it of "
-            "another tokenizer?"
-        )
+    check_tokens_of_catalogue(data, model.get_input_embeddings().weight.shape[0], name=name)
     lengths = lengths_of(dataset)
     limit = position_limit(model.config)
     num = 0 if model.config.is_encoder_decoder else head.config.num_placeholders

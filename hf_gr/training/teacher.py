@@ -27,6 +27,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import to_host
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.progress import progress_bar
+from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch.fingerprints import probe_model
 from hf_gr.generation.torch.mixin import GRGenerationMixin
@@ -117,11 +118,7 @@ def write_teacher_data(
     _check_arguments(model, prompts, labels, num_beams=num_beams, batch_size=batch_size, shard_size=shard_size)
     snapshot = index.snapshot.compact()
     config = base_model(model).config.get_text_config(decoder=True)
-    if index.max_token_id >= config.vocab_size:
-        raise ValueError(
-            f"model has a vocabulary of {config.vocab_size} tokens, expected more than the catalogue's largest, "
-            f"{index.max_token_id}: resize its embeddings, or use the model that the catalogue was made for"
-        )
+    check_tokens_of_catalogue(index, config.vocab_size, name="index")
     settings = {
         "format_version": FORMAT_VERSION,
         "num_beams": num_beams,
