@@ -317,7 +317,10 @@ LONG = InteractionDataset([[3], [3] * 126], labels=[[3, 10, 20]] * 2)
             {"data": InteractionDataset([[3]], labels=[[3, 10, 20, 30]])},
             "the label of entry 0 has token 30 at level 3, expected no more levels",
         ),
-        ({"data": InteractionDataset([[99]], labels=[[3, 10, 20]])}, "token 99, expected less than 67"),
+        (
+            {"data": InteractionDataset([[99]], labels=[[3, 10, 20]])},
+            "token 99, expected less than the vocabulary, 67",
+        ),
         ({"data": LONG}, "entry 1 of train_dataset has a prompt of 126 tokens and 3 placeholders.*at most 128"),
         ({"embedding_lr": -1.0}, "embedding_lr=-1.0"),
         ({"logit_lr": float("inf")}, "logit_lr=inf"),

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what a catalogue holds. Knows no output.
-
-Axes: P parents of a level, C children of all of them; S sequences, I items.
-"""
+"""Counts what a catalogue holds. Knows no output."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of several labels, by transformers' constrained beam search. Knows no text.
-
-Axes: B batch, P prompt, K beams, T tokens of a sequence.
-"""
+"""Answers of several labels, by transformers' constrained beam search. Knows no text."""
 
 from __future__ import annotations
 

@@ -151,7 +151,10 @@ def classify(
     the text, Zhao et al. 2021, "Calibrate Before Use". Neither helps all models: Wiegreffe et al. 2023, "Increasing
     Probability Mass on Answer Choices Does Not Always Improve Accuracy".
     """
+    import torch
+
     from hf_gr.generation.torch.logits_process import read_several
+    from hf_gr.generation.torch.models import evaluation
 
     from .beam_search import BeamSearch
     from .label_search import KEYS_AT_ONCE, LabelTree, Prior, TreeSearch
@@ -180,7 +183,7 @@ def classify(
     longest = (answers and answers.longest_answer) or snapshot.max_length
     room = prompt_room(config, tokenizer, longest, max_length)
     side = padding_side(is_encoder_decoder=config.is_encoder_decoder)
-    encoder = PromptEncoder.of(prompt, tokenizer, snapshot, room, side)
+    encoder = PromptEncoder(prompt, tokenizer, snapshot, room, side)
     tree = LabelTree.of_labels(snapshot, is_short=score == "renormalized")
     by_mass = score in ("renormalized", "sum")  # what is not visited is bounded
 
@@ -214,7 +217,8 @@ def classify(
     parents: list[list[Ranked]] = [[] for _ in prompts]
     mass_left, num_scored = [0.0] * len(prompts), [0] * len(prompts)
     with (
-        asked.evaluation(),
+        torch.no_grad(),
+        evaluation(asked.model),
         progress_bar("Classifying", lambda: len(prompts), unit="texts", shown=progress) as advance,
     ):
         prior = None

@@ -7,8 +7,7 @@ Axes: B batch, P prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers import GenerationMixin
 from hf_gr.catalogue.fanout import Longs
 from hf_gr.generation.models import growing_angles, start_token
 from hf_gr.generation.torch.layouts import prefilled, takes_tree
-from hf_gr.generation.torch.models import base_model, decoder_config, evaluation, output_size_of
+from hf_gr.generation.torch.models import base_model, decoder_config, output_size_of
 from hf_gr.generation.torch.sliced_head import sliced_head
 from hf_gr.torch.scorers import TreeScorer
 
@@ -48,12 +47,6 @@ class LabelModel:
         self.model: Any = inner
         self.config, self.dtype = self.model.config, self.model.dtype
         self.vocab_size = output_size_of(inner)
-
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Without gradients; every module is in its own mode again afterwards."""
-        with torch.no_grad(), evaluation(self.model):
-            yield
 
     @property
     def broken(self) -> str:

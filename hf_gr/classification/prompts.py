@@ -8,7 +8,6 @@ Axes: B batch, P prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hf_gr.catalogue.fanout import Longs
@@ -22,20 +21,10 @@ PLACE = "{text}"
 NO_LIMIT = 10**9  # tokenizers without a largest length say 10**30
 
 
-@dataclass(frozen=True)
 class PromptEncoder:
-    """Texts to the tokens of prompts."""
+    """Texts to the tokens of prompts, at most so many as there is room for; padding goes to a side."""
 
-    template: str
-    tokenizer: Any
-    room: int  # the most tokens of a prompt
-    side: Side  # where padding goes
-    add_special_tokens: bool  # whether the tokenizer adds its own: not where the template begins with them
-    closing: frozenset[int]  # tokens that the tokenizer appends to every text; removed so that a label can follow
-
-    @classmethod
-    def of(cls, template: Any, tokenizer: Any, snapshot: Snapshot, room: int, side: Side) -> PromptEncoder:
-        """Check a template."""
+    def __init__(self, template: Any, tokenizer: Any, snapshot: Snapshot, room: int, side: Side) -> None:
         if not isinstance(template, str) or PLACE not in template:
             raise ValueError(f"prompt is {template!r}, expected a string with {PLACE}, where the text goes")
         if side == "left" and template.endswith(" "):
@@ -45,20 +34,19 @@ class PromptEncoder:
                     f"prompt ends with a space, {template[-8:]!r}, expected none, for the labels begin with theirs: "
                     'cut it off, or build the index with prefix=""'
                 )
+        self.template, self.tokenizer, self.room, self.side = template, tokenizer, room, side
         begin = getattr(tokenizer, "bos_token", None)
-        closing: set[Any] = set()
+        self.add_special_tokens = not (begin and template.startswith(begin))  # as a chat template's text does
+        self.closing: set[Any] = set()  # tokens that the tokenizer appends; removed so that a label can follow
         if side == "left":
             own = encode(tokenizer, [template])[0][-1:]  # a template may end with such a token itself
-            closing = {tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None)} - {None, *own}
-        has_own = bool(begin) and template.startswith(begin)  # as a chat template's text does
-        encoder = cls(template, tokenizer, room, side, not has_own, frozenset(closing))
-        alone = len(encoder.encode_one(""))
+            self.closing = {tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None)} - {None, *own}
+        alone = len(self.encode_one(""))
         if alone >= room:
             raise ValueError(
                 f"prompt has {alone} tokens without a text, expected less than {room}, which is the model's largest "
                 "length less the longest label's, or max_length: shorten it"
             )
-        return encoder
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of every prompt."""

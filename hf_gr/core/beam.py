@@ -5,8 +5,7 @@
 Meaning and order are those of transformers' beam search (`GenerationMixin._beam_search`), so results equal its own;
 `-inf`, not a large negative number, means "no such beam", so a dead beam stays dead.
 
-Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens generated so far, L tokens of the longest
-    sequence.
+Axes: B batch, K beams, C children, M candidates kept (at least K).
 """
 
 from __future__ import annotations

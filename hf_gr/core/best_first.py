@@ -163,7 +163,7 @@ def ranked(
     ops, scores = nodes.ops, nodes.scores[..., None] + steps
     is_there = children.legal & (nodes.keys > DEAD)[..., None] & (scores > DEAD)
     if noise is None:
-        lengths = ops.full(nodes.depths.shape, 1.0, nodes.keys)[..., None] + nodes.depths[..., None]
+        lengths = nodes.depths[..., None] + 1.0
         # No item below a prefix has fewer tokens than one more, or more than the longest.
         longest = ops.full(lengths.shape, float(nodes.max_length), lengths)
         bounds = ops.where(ops.full((), 0.0, lengths) <= length_penalty, longest, lengths + 1.0)

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The same call by transformers' own constrained generation and by hf_gr: equal answers, then the time.
-
-Axes: U users, K beams.
-"""
+"""The same call by transformers' own constrained generation and by hf_gr: equal answers, then the time."""
 
 from __future__ import annotations
 

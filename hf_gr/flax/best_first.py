@@ -5,8 +5,7 @@
 One pure function of arrays, to be compiled as one program, like `decode`. A forward scores the M best prefixes of
 every row, whatever their lengths; a row that is done scores padding until all are.
 
-Axes: B batch, N prefixes, M of them scored in one forward, C children, V vocabulary, L tokens of the longest sequence,
-S slots.
+Axes: M prefixes scored in one forward.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ A forward scores the live beams of every row and, with a drafter, nodes below th
 too. Then the levels of the catalogue are decided in order, each for the rows whose beams have come to it and are all
 among the nodes that the forward scored: each row advances at its own pace.
 
-Axes: B batch, K beams, C children, V vocabulary, P prompt, L levels, R returned sequences a row, M nodes scored
-together, S slots.
+Axes: R returned sequences a row.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
 Over "data" every device runs the one-device program on its own rows, with the catalogue and the model in its memory:
 nothing is exchanged. Over "model" the weights are sharded, and XLA's partitioner adds the exchanges.
-
-Axes: B batch, D devices along "data", M devices along "model".
 """
 
 from __future__ import annotations

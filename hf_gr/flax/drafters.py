@@ -3,8 +3,6 @@
 """Drafts nodes to score ahead: all below the live beams if they are few enough, and a draft model's. Decides nothing.
 
 Inside a program shapes are fixed, so a draft always has as many nodes, padding included.
-
-Axes: B batch, K beams, N nodes of a draft, C children, W nodes of one of its levels.
 """
 
 from __future__ import annotations

@@ -7,9 +7,6 @@ stored once a request. Positions come from the depths of nodes; transformers der
 
 Parameters are in torch's `[out, in]` layout, under the names that `Spec.arrange` gives them. A sliding window counts
 tokens: of a prompt by their places in it, of nodes by their depths.
-
-Axes: B batch, P prompt (of an encoder-decoder what its sequences begin with), N nodes, S slots, V vocabulary,
-H key-value heads, G query heads of each, D width of a head.
 """
 
 from __future__ import annotations

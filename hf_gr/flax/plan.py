@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The options of one call. Decides nothing.
-
-Axes: M candidates kept.
-"""
+"""The options of one call. Decides nothing."""
 
 from __future__ import annotations
 

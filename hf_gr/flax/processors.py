@@ -8,8 +8,6 @@ is a new program.
 Functions see paths as `[paths, length]` tokens of one fixed length: the last token is in the last column, the
 prompt's are before the generated ones, and -1, which is no token, is before the first real token of the prompt. So
 `tokens[:, -1]` is the last token at every step, and `tokens >= 0` says which there are.
-
-Axes: B batch, K beams, C children, V vocabulary.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
 A scorer is static: hashable, equal to any other of the same configuration, without arrays; a program is compiled
 once for all equal ones. Everything that changes is an argument: parameters, prompt, cache. Nothing is mutated.
-
-Axes: B batch, P prompt, N nodes of one call, S slots (nodes scored so far), V vocabulary, D width of a head.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes scored together with the live beams, and counts of them. Knows no trie and no model.
-
-Axes: B batch, K beams, N drafted nodes, M beams and drafted nodes, V vocabulary.
-"""
+"""The nodes scored together with the live beams, and counts of them. Knows no trie and no model."""
 
 from __future__ import annotations
 

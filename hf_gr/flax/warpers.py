@@ -4,8 +4,6 @@
 
 Illegal tokens have a score of `-inf` by then, so omitting them changes nothing. Tokens of equal score are kept or
 dropped together here; transformers' `TopPLogitsWarper` may keep some of them.
-
-Axes: B batch, K beams, C children.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
 A forward scores the best prefixes of every row, whatever their lengths, and with a drafter nodes below them. After
 each, the host asks how many prefixes the next one has; nothing else synchronises.
-
-Axes: B batch, M prefixes of a forward, N nodes of a level, C children, V vocabulary, L tokens of the longest sequence.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ what it has chosen so far:
     s_1 = h_0;  p_l = logit_head_l(h_l + s_l);  s_{l+1} = transition_l(s_l, embedding_l(t_l))
 
 Source: NEZHA, equations 1 to 3; the sum, the tanh cell and the head's own embeddings are those of its code.
-
-Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l, V vocabulary.
 """
 
 from __future__ import annotations

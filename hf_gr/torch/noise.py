@@ -12,8 +12,6 @@ candidates.
 
 Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators (figure 17, with Stafford's mix 13);
 for the mixer, https://github.com/skeeto/hash-prospector/issues/19 (bias 0.107).
-
-Axes: B batch, K beams, C children.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
 Each row advances at its own pace, and all stay in the batch: a forward scores the beams of every row on the level that
 it has come to, and what is drafted below them. Rows that wait, or are done, have dead beams there.
-
-Axes: B batch, K beams, N nodes of a level, V vocabulary.
 """
 
 from __future__ import annotations

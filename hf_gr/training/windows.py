@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training and validation data of a recommender: windows of histories, and last items. Knows no model.
-
-Axes: L tokens of an item, B batch, P tokens of a window.
-"""
+"""The training and validation data of a recommender: windows of histories, and last items. Knows no model."""
 
 from __future__ import annotations
 

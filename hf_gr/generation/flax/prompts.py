@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The prompt of a call in Flax: read from its arguments, and brought to the shape of a compiled program.
-
-Axes: B batch, P prompt, Q first tokens of an encoder-decoder's sequences.
-"""
+"""The prompt of a call in Flax: read from its arguments, and brought to the shape of a compiled program."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' caches of keys and values: kinds, copies, checks, and one with room to grow. Knows no model.
-
-Axes: B batch, H heads, S keys, D their width.
-"""
+"""transformers' caches of keys and values: kinds, copies, checks, and one with room to grow. Knows no model."""
 
 from __future__ import annotations
 

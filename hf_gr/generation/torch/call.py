@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One call of `generate` with a catalogue: read and checked, prepared by transformers, answered. Decodes nothing.
-
-Axes: B batch, P prompt, R returned sequences a prompt, T generated tokens.
-"""
+"""One call of `generate` with a catalogue: read and checked, prepared by transformers, answered. Decodes nothing."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
 A head is the submodule `model.draft_head`; its weights are in files of their own, so that the model's are those of
 transformers. Its placeholders are rows of the model's embeddings and, where there is one, tokens of the tokenizer.
-
-Axes: L levels, E embedding size.
 """
 
 from __future__ import annotations
@@ -169,16 +167,11 @@ def check_tokenizer(head: DraftHead, tokenizer: Any) -> None:
     """Check that a tokenizer has the head's placeholders, with the head's ids."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     for name, token in zip(head.config.placeholder_tokens, head.config.placeholder_token_ids, strict=True):
-        if name not in vocabulary:
+        if vocabulary.get(name) != token:
             raise ValueError(
-                f"tokenizer has no token {name!r}, expected the draft head's placeholder with id {token}: load the "
-                "tokenizer that was saved with the head, or add it by model.add_draft_head(head, tokenizer=tokenizer)"
-            )
-        if vocabulary[name] != token:
-            raise ValueError(
-                f"tokenizer has token {name!r} with id {vocabulary[name]}, expected the draft head's placeholder with "
-                f"id {token}: is it another model's tokenizer? Load the one that was saved with the head, or, if "
-                "prompts are token ids, give none"
+                f"tokenizer has id {vocabulary.get(name)} for {name!r}, expected {token}, the head's placeholder: "
+                "load the tokenizer that was saved with the head, add the token by "
+                "model.add_draft_head(head, tokenizer=tokenizer), or, if prompts are token ids, give none"
             )
 
 

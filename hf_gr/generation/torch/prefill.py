@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of a batch in their own forwards: equal ones once, and short ones without the padding of long ones.
-
-Axes: B batch, P prompt, H heads, D their width, V vocabulary.
-"""
+"""The prompts of a batch in their own forwards: equal ones once, and short ones without the padding of long ones."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The scorer of a model over prompts. Knows transformers' caches, masks and positions.
-
-Axes: B batch, P prompt, V vocabulary.
-"""
+"""The scorer of a model over prompts. Knows transformers' caches, masks and positions."""
 
 from __future__ import annotations
 
