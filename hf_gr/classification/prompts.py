@@ -34,7 +34,8 @@ class PromptEncoder:
                     f"prompt ends with a space, {template[-8:]!r}, expected none, for the labels begin with theirs: "
                     'cut it off, or build the index with prefix=""'
                 )
-        self.template, self.tokenizer, self.room, self.side = template, tokenizer, room, side
+        self.template, self.tokenizer, self.room = template, tokenizer, room
+        self.side: Side = side
         begin = getattr(tokenizer, "bos_token", None)
         self.add_special_tokens = not (begin and template.startswith(begin))  # as a chat template's text does
         self.closing: set[Any] = set()  # tokens that the tokenizer appends; removed so that a label can follow
