@@ -180,17 +180,6 @@ def test_baselines_are_what_the_definitions_say(latest: int, repeats: bool, monk
         assert found.answer(request, history, top_k=10) == expected, number
 
 
-@pytest.mark.parametrize("excluded", [True, False])
-def test_a_target_among_the_excluded_history_may_be_found(excluded: bool) -> None:
-    """Evaluation never excludes a target: exclusions of the history without it hold for baselines as they are."""
-    counted = Histories()
-    counted.add([[number, number + 1] for number in range(50)])
-    found = Baselines(counted, ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
-    request = Request([], (2,) if excluded else ())
-    assert found.omits_history
-    assert (1 in found.answer(request, [1, 2], [1], top_k=3)[POPULARITY]) is excluded
-
-
 def test_held_out_items_teach_no_baseline(measure: Any) -> None:
     """All users choose item 159 next, which no history has: who has not seen a target cannot recommend it."""
     found = measure([{"seen": [100 + number % 9, 110 + number % 11, 159]} for number in range(40)])
@@ -220,7 +209,7 @@ def test_cold_users_and_delisted_items_are_on_equal_terms(measure: Any) -> None:
     # 101 is in four histories and 100 in three; their users do not get them again.
     assert [baseline.metrics["recall@1"] for baseline in found.baselines] == pytest.approx([2 / 5, 2 / 5])
     assert "answered by the fallback" in repr(found)
-    limits = [{"only": [105, 100]}, {"not": [101]}, {"only": [7]}, {}, {"not": [101]}]
+    limits = [{"only": [105, 100]}, {"not": [101]}, {"only": [7]}, {}, {"not": [100]}]
     limited = measure([row | {"not": None, "only": None} | more for row, more in zip(rows, limits, strict=True)],
                       exclude="not", filter="only", **options)  # fmt: skip
     assert [baseline.metrics["recall@1"] for baseline in limited.baselines] == pytest.approx([3 / 5, 3 / 5])
@@ -383,19 +372,24 @@ def test_targets_that_cannot_be_found_are_said(measure: Any) -> None:
     assert "the targets of 30 of 30 users" in warning
 
 
-def test_targets_that_would_be_excluded_are_said(measure: Any) -> None:
+def test_targets_that_were_excluded_are_misses_and_said(measure: Any) -> None:
     rows = [{"seen": [100, 101, 102 + number % 2, 103], "not": [103] * (number < 4)} for number in range(20)]
 
-    def spared(rows: Any = rows, **options: Any) -> list[str]:
-        found = measure(rows, num_beams=50, **options)
-        return [warning.split(":")[0] for warning in found.warnings if "in the history of" in warning]
+    def check(number: int, rows: Any = rows, **options: Any) -> None:
+        found = measure(rows, num_beams=60, cutoffs=(60,), **options)  # all items are found
+        told = [
+            warning for warning in found.warnings if f"exclude= has the targets of {number} of 20 users" in warning
+        ]
+        assert (len(told), "with an excluded target" in repr(found)) == (number > 0, number > 0)
+        for result in (*found.results, *found.baselines):
+            assert result.num_excluded_targets == number
+            assert result.metrics["recall@60"] == 1 - number / 20
 
-    text = "the target is in the history of {} users, or in their exclusions".format
-    assert spared(exclude="seen") == [text(10)]  # half have 103 twice; all others only as what is held out
-    assert spared(exclude="not") == [text(2)]
-    assert spared() == []
+    check(10, exclude="seen")  # half have 103 twice; all others only as what is held out
+    check(2, exclude="not", omit_history=False)
+    check(0, omit_history=False)
     rows = [row | {"next": 101 if number < 7 else 120} for number, row in enumerate(rows)]
-    assert spared(rows, exclude="seen", target="next") == [text(7)]
+    check(7, rows, exclude="seen", target="next")
 
 
 def test_several_rows_of_a_user(users: Path, measure: Any) -> None:

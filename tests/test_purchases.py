@@ -10,15 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 import hf_gr
 from hf_gr import SemanticIds
 from hf_gr.commands.app import build_app
-from hf_gr.purchases.clean import clean
 from hf_gr.purchases.train import verdict_of
 from hf_gr.serving.catalogues import LiveCatalogue, Update
+from hf_gr.tables.purchases import clean
 from hf_gr.tables.table import Table
 from hf_gr.training import semantic_ids_from_histories
 
@@ -54,16 +57,86 @@ def test_what_is_left_out_is_an_option_and_is_told(how: dict[str, Any], historie
             cleaned(ROWS, **how)
         return
     found, _, report = cleaned(ROWS, **how)
-    assert sorted(found) == sorted(histories)
+    assert sorted(found.values()) == sorted(histories)
     assert any(line.startswith(told) for line in report)
     assert report[-1].startswith(f"{sum(map(len, histories))} purchases of 3 items by {len(histories)}")
 
 
 def test_purchases_of_one_moment_are_in_no_order_of_rows_and_always_the_same() -> None:
     rows = {"user": ["ann"] * 50, "item": list(range(50)), "time": [0] * 25 + [1] * 25}
-    ((history,), _, _) = cleaned(rows, shuffle_ties=True)
+    history = cleaned(rows, shuffle_ties=True)[0]["ann"]
     assert sorted(history[:25]) == list(range(25)) != history[:25]
-    assert cleaned(rows, shuffle_ties=True)[0] == [history]
+    rows = {name: [*values, last] for (name, values), last in zip(rows.items(), ("bob", 1, 0), strict=True)}
+    whole = cleaned(rows, shuffle_ties=True, min_user_count=1)[0]["ann"]
+    assert cleaned(rows, shuffle_ties=True)[0] == {"ann": whole}  # what is dropped changes no order
+
+
+BOUGHT: dict[str, list[Any]] = {
+    "who": ["bob", "ann", "ann", "cid", "bob", "ann", "ann", None],
+    "what": [104, 103, 100, 107, 105, 101, 103, 100],
+    "day": [
+        "2026-11-02",
+        "2026-11-09",
+        "2026-11-01",
+        "2026-11-01",
+        "2026-11-05",
+        "2026-11-02",
+        "2026-11-09",
+        "2026-11-01",
+    ],
+}
+HISTORIES = {"bob": [104, 105], "ann": [100, 101, 103], "cid": [107]}  # by time, a duplicate and a gap dropped
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "pandas", "arrow"])
+def test_purchases_are_taken_as_they_are(case: Any, tmp_path: Path, kind: str, caplog: Any) -> None:
+    caplog.set_level("INFO", "hf_gr.progress")
+    frame, path = pd.DataFrame(BOUGHT), tmp_path / f"purchases.{kind}"
+    in_files = kind in ("csv", "parquet")
+    purchases: Any = path if in_files else frame if kind == "pandas" else pa.Table.from_pandas(frame)
+    if in_files:
+        getattr(frame, f"to_{kind}")(path, index=False)
+    how: dict[str, Any] = {"constraint_index": case.index, "exclude": "history", "top_k": 4}
+    expected = hf_gr.recommend(case.model, list(HISTORIES.values()), **how)
+    columns = {"user": "who", "item": "what", "time": "day"}
+    found = hf_gr.recommend(case.model, purchases, tmp_path / "o.parquet" if in_files else None, **columns, **how)
+    found = pq.read_table(found.output) if in_files else found
+    assert isinstance(found, pd.DataFrame if kind == "pandas" else pa.Table)
+    assert [list(found[name]) if kind == "pandas" else found[name].to_pylist() for name in ("who", "items")] == [
+        list(HISTORIES),
+        expected,
+    ]
+    assert "1 with a missing cell: dropped" in caplog.messages
+    measured: dict[str, Any] = {"constraint_index": case.index, "sampled_users": 0, "cutoffs": [5]}
+    long = [history for history in HISTORIES.values() if len(history) > 1]
+    alone = hf_gr.evaluate(case.model, long, **measured).results
+    made = hf_gr.evaluate(case.model, purchases, **columns, **measured).results
+    assert (made[0].metrics, made[0].num_users) == (alone[0].metrics, 2)
+    assert any("users with fewer than 2: dropped" in message for message in caplog.messages)
+
+
+def test_purchases_are_refused_where_they_are_taken_for_users(case: Any, tmp_path: Path) -> None:
+    frame = pd.DataFrame(BOUGHT)
+    frame.to_csv(tmp_path / "purchases.csv", index=False)
+    for purchases in (tmp_path / "purchases.csv", pa.Table.from_pandas(frame)):
+        for function in (hf_gr.recommend, hf_gr.evaluate):
+            more = {"output": tmp_path / "o.parquet"} if function is hf_gr.recommend else {}
+            with pytest.raises(ValueError, match="where a row is a purchase, pass item='what'"):
+                function(case.model, purchases, constraint_index=case.index, user="who", history="what", **more)
+    for columns, message in (
+        ({"item": "what"}, "user=None with item='what', expected the columns of purchases: user=, item= and time="),
+        ({"item": "what", "user": "who", "filter": "x"}, "filter='x' with item='what'"),
+        ({"item": "what", "user": "who", "history": "what"}, "history='what' with item='what'"),
+        ({"time": "day", "history": "what"}, "time='day' without item=, expected both"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hf_gr.recommend(case.model, frame, constraint_index=case.index, **columns)
+    line = (
+        f"recommend -m {case.model} --index {case.index} -i {tmp_path}/purchases.csv --user who --item what --time day"
+    )
+    done = CliRunner().invoke(build_app(), [*line.split(), "-o", str(tmp_path / "o.parquet")])
+    assert (done.exit_code, "3 of 3 users have recommendations" in done.stdout) == (0, True)
+    assert "6 purchases of 6 items by 3 users are left" in done.stderr
 
 
 def test_ids_know_no_held_out_item_and_texts_bring_items_together() -> None:

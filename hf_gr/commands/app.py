@@ -55,6 +55,7 @@ def main() -> None:
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
     # These need typer: `main` checks for it first.
+    from hf_gr.jobs.evaluate import NOT_TAKEN
     from hf_gr.jobs.evaluate import evaluate as of_evaluate
     from hf_gr.jobs.recommend import recommend as of_recommend
     from hf_gr.purchases.extend import extend as of_extend
@@ -75,10 +76,14 @@ def build_app() -> typer.Typer:
     of_index, of_items = (typer.Typer(no_args_is_help=True, rich_markup_mode="markdown") for _ in range(2))
     functions = [demo, train, recommend.recommend, evaluate.evaluate, classify.classify, serve.serve, env.env]
     more: dict[str, Any] = {
-        "train": {"like": of_train, "described": [of_train]},
-        "extend": {"like": of_extend, "described": [of_extend]},
-        "recommend": {"like": of_recommend, "described": [of_recommend]},
-        "evaluate": {"like": of_evaluate, "described": [of_recommend, of_evaluate, recommend.recommend]},
+        "train": {"like": [of_train], "described": [of_train]},
+        "extend": {"like": [of_extend], "described": [of_extend]},
+        "recommend": {"like": [of_recommend], "described": [of_recommend]},
+        "evaluate": {
+            "like": [of_evaluate, of_recommend],
+            "without": NOT_TAKEN,
+            "described": [of_recommend, of_evaluate, recommend.recommend],
+        },
     }
     groups = ((app, "", functions), (of_index, "index ", index.COMMANDS), (of_items, "items ", [extend]))
     for typers, group, several in groups:

@@ -11,7 +11,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -50,7 +50,8 @@ ITEMS_HELP = " Item ids in a file: the column item_id of a table, one per line, 
 def command(
     function: Callable[..., Any],
     *,
-    like: Callable[..., Any] | None = None,
+    like: Sequence[Callable[..., Any]] = (),
+    without: Collection[str] = (),
     described: Sequence[Callable[..., Any]] = (),
     group: str = "",
 ) -> Callable[..., None]:
@@ -61,7 +62,7 @@ def command(
 
     Args:
         function: its docstring describes the command, and what follows `Args:` the options.
-        like: a function whose further options it takes as `**given`.
+        like: functions whose further options it takes as `**given`, `without` some.
         described: functions whose docstrings describe further options.
         group: what its name follows, such as `"index "`.
     """
@@ -70,15 +71,10 @@ def command(
         told |= {name: re.split(r"(?<=\.) (?=[A-Z])", text)[0] for name, text in _told(each).items()}  # the essence
     told |= _told(function)
     own = list(inspect.signature(function).parameters.values())
-    if like is not None:
-        *own, _ = own
-        names = {each.name for each in own}
-        others = inspect.signature(like).parameters.values()
-        own += [
-            each.replace(kind=Parameter.KEYWORD_ONLY)
-            for each in others
-            if each.name not in names and each.kind is not Parameter.VAR_KEYWORD
-        ]
+    own = [each for each in own if each.kind is not Parameter.VAR_KEYWORD]
+    for each in (each for one in like for each in inspect.signature(one).parameters.values()):
+        if each.kind is not Parameter.VAR_KEYWORD and each.name not in {*without, *(one.name for one in own)}:
+            own.append(each.replace(kind=Parameter.KEYWORD_ONLY))
     readers = {each.name: reader for each in own if (reader := _reader(each)) is not None}
     defaults = {each.name: each.default for each in own}
 

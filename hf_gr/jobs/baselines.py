@@ -11,7 +11,7 @@ Axes: I items that histories have, numbered by first sight; H histories; P the i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -76,18 +76,13 @@ class Baselines:
         self.popular = [self._names[number] for number in ranked]
         self._cosines: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
 
-    def answer(
-        self, request: Request, history: Sequence[Any], targets: Collection[Any] = (), *, top_k: int
-    ) -> dict[str, list[Any]]:
+    def answer(self, request: Request, history: Sequence[Any], *, top_k: int) -> dict[str, list[Any]]:
         """`top_k` items, or as many as there are, by each baseline, under the request's own exclusions and filter.
 
         Popularity is the number of histories with an item. Item-to-item sums the cosines of an item to the history's
-        items; popular items follow where these are too few. Lists are not made from the targets: these only tell
-        whether the exclusions are the history without them, which are then used as they are.
+        items; popular items follow where these are too few.
         """
-        omitted = set(request.exclude)
-        if self.omits_history and not omitted.issuperset(set(history).difference(targets)):
-            omitted.update(history)
+        omitted = {*request.exclude, *(history if self.omits_history else ())}
         lists: dict[str, list[Any]] = {}
         for name, best in ((POPULARITY, ()), (ITEM_TO_ITEM, self._similar(history))):
             if request.allowed is None:

@@ -5,67 +5,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from .settings import CUTOFFS, NUM_RESAMPLES, SAMPLED_USERS, TOKEN_BUDGET, WINDOW_ROWS, Settings
+from .recommend import recommend
+from .settings import CUTOFFS, NUM_RESAMPLES, SAMPLED_USERS, Settings
 
 if TYPE_CHECKING:
     from hf_gr.catalogue import ConstraintIndex
 
     from .results import Evaluation
 
+NOT_TAKEN = ("output", "overwrite", "top_k", "remove_items")  # of the arguments of `recommend`
+OF_RECOMMEND = signature(recommend).parameters.keys() - {*NOT_TAKEN, "options"}
 
-def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
+
+def evaluate(
     model: Any,
     users: Any,
     *,
     constraint_index: ConstraintIndex | str | Path | Mapping[str, ConstraintIndex | str | Path] | None = None,
-    history: str | None = None,
-    tokens: str | None = None,
-    text: str | None = None,
     user: str | None = None,
     target: str | None = None,
-    exclude: str | None = None,
-    filter: str | None = None,
     group: str | None = None,
     is_new: str | None = None,
     new_items: Iterable[Any] | None = None,
     cutoffs: Sequence[int] = CUTOFFS,
-    unknown_items: Literal["refuse", "drop"] = "refuse",
-    fallback: Sequence[Any] | None = None,
     num_beams: int | Sequence[int] | None = None,
+    exact: bool | None = None,
     baselines: bool = True,
     omit_history: bool | None = None,
     num_resamples: int = NUM_RESAMPLES,
     bootstrap_seed: int = 0,
     sampled_users: int = SAMPLED_USERS,
-    exact: bool | None = None,
-    assistant_model: Any = None,
-    max_prompt_tokens: int | None = None,
-    prefix_tokens: Sequence[int] = (),
-    suffix_tokens: Sequence[int] = (),
-    backend: Literal["auto", "torch", "flax"] = "auto",
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | Any = "auto",
-    revision: str | None = None,
-    device: Any = None,
-    device_map: Any = None,
-    mesh: Sequence[int] | Any = None,
-    tokenizer: Any = None,
-    token_budget: int = TOKEN_BUDGET,
-    window_rows: int = WINDOW_ROWS,
-    on_error: Literal["stop", "skip"] = "stop",
-    format: Literal["parquet", "csv", "jsonl"] | None = None,
-    delimiter: str | None = None,
     work_dir: str | Path | None = None,
-    progress: bool = True,
-    **options: Any,
+    **arguments: Any,
 ) -> Evaluation:
     """Measure recommendations against what users chose next, and compare them: models, catalogues, beams, baselines.
 
     The default is leave-one-out: the last item of every history is the target, the others are the prompt; `tokens` and
-    `text` need `target`. The target is never excluded. Rows on which any model fails (`on_error="skip"`) are excluded
-    for all, so that all are compared over the same users. Arguments that are not listed here are those of `recommend`.
+    `text` need `target`. A target that `exclude` has is a
+    miss, except as the last item of the history. Rows on which any model fails (`on_error="skip"`) are excluded
+    for all, so that all are compared over the same users.
 
     Args:
         model: as in `recommend`, or a dictionary of several, by name: `{"old": "me/old", "new": "me/new"}`. They are
@@ -94,7 +76,8 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
         sampled_users: users whose latency is measured, one at a time, and whose beams without the catalogue are
             looked up in it; 0 for neither.
         work_dir: a folder for intermediate rows, which all processes see; by default one of the system's.
-        options: further arguments of `generate`.
+        arguments: those of `recommend` (`history`, `exclude`, ...) but `output`, `overwrite`, `top_k` and
+            `remove_items`; and further arguments of `generate`.
 
     Returns:
         The metrics, in every process.
@@ -107,7 +90,8 @@ def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
         >>> found = hf_gr.evaluate("me/old", "users.parquet", history="items")  # doctest: +SKIP
         >>> found.plot("recall.png")  # doctest: +SKIP
     """
-    settings = Settings.of(locals())
+    options = {name: arguments.pop(name) for name in arguments.keys() - OF_RECOMMEND}
+    settings = Settings.of({**locals(), **arguments})
     from .evaluation import run_evaluation
 
     return run_evaluation(model, users, settings)

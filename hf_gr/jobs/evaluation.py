@@ -191,7 +191,7 @@ def _count(runs: Sequence[Run], job: Job, users: Users, cutoffs: tuple[int, ...]
         lists = baseline_lists(learned, job, users)
     indexes = [*(run.index for run in runs), *(runs[0].index for _ in names)]
     tallies = [Tally(cutoffs, index, new_items) for index in indexes]
-    skipped, num_spared = count_rows([run.output for run in runs], tallies, lists)
+    skipped = count_rows([run.output for run in runs], tallies, lists)
     num_skipped = sum(reason.num_rows for reason in skipped)
     resampling = {"num_resamples": settings.num_resamples, "seed": settings.bootstrap_seed}
     counted = [{"num_skipped": num_skipped, **tally.result(**resampling)} for tally in tallies]
@@ -207,7 +207,7 @@ def _count(runs: Sequence[Run], job: Job, users: Users, cutoffs: tuple[int, ...]
         baselines_omit_history=omits_history,
         differences=(),
         skipped=skipped,
-        warnings=_warnings(runs, results, cutoffs[-1], num_spared),
+        warnings=_warnings(runs, results, cutoffs[-1]),
         hardware=hardware,
         num_resamples=settings.num_resamples,
         bootstrap_seed=settings.bootstrap_seed,
@@ -233,7 +233,7 @@ def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> Iterat
         yield from ((best, baseline) for baseline in baselines)
 
 
-def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, num_spared: int) -> tuple[str, ...]:
+def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int) -> tuple[str, ...]:
     """Reasons to doubt the numbers: most often a catalogue whose tokens are not those of the model."""
     num_rows, num_users = results[0].num_rows, results[0].num_users
     who = "users" if num_rows == num_users else "rows"
@@ -252,10 +252,10 @@ def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, n
             )
         if result.num_unknown_targets < num_rows and not result.metrics[f"recall@{cutoff}"]:
             found.append(f"{result.label}: recall@{cutoff} is 0 for all {num_rows:,} {who}, expected more: {fix}")
-    if num_spared:
+    if num_excluded := results[0].num_excluded_targets:
         found.append(
-            f"the target is in the history of {num_spared:,} {who}, or in their exclusions: it is not excluded for "
-            "them, as no target is"
+            f"exclude= has the targets of {num_excluded:,} of {num_rows:,} {who}: each is a miss, as recommend would "
+            "not show it; where users buy again, omit exclude="
         )
     if num_users < num_rows:
         found.append(

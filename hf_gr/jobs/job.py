@@ -1,9 +1,13 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a window of users into a window of rows, and records what decides these rows. Knows no output."""
+"""Turns a window of users into a window of rows, and records what decides these rows. Knows no output.
+
+What looks like a mistake in rows is counted while they are answered; windows of earlier runs are not.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,22 +24,23 @@ from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.answering.requests import living_fallback, remove_listed
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation.checks import check_code_book
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.tables.cells import shorten
-from hf_gr.tables.files import pa
+from hf_gr.tables.files import pa, pc
 from hf_gr.tables.table import Rows
 
 from .parts import IS_FALLBACK, NUM_DROPPED, NUM_PROVEN
 from .reading import UserRow, Users, read_rows
 from .settings import DECIDING_ROWS, Settings
-from .warnings import counts_of, warning_of_repeated
 
 USER, WAS_EXCLUDED = "user", "was_excluded"  # columns of the rows of `evaluate`
 NO_SCORES = (
     "has no item with a score, expected some, since some are allowed: the model's scores are not numbers (float16 "
     "overflows where bfloat16 and float32 do not: dtype=, --dtype), or options of generate leave nothing"
 )
+progress = logging.getLogger("hf_gr.progress")
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row
 
 
@@ -75,7 +80,7 @@ class Job:
                 scores.append([] if row.request is None else None)
         self._refuse(errors)
         snapshot = self.recommender.index.snapshot
-        self.counts.update(counts_of(rows, items, errors, snapshot))
+        self.counts.update(_counts_of(rows, items, errors, snapshot))
         kind = pa.list_(pa.string() if snapshot.are_strings else pa.int64())
         columns: dict[str, Any] = {}
         if settings.user is None:
@@ -83,7 +88,7 @@ class Job:
         else:
             columns[USER if settings.has_targets else settings.user] = window.columns.column(settings.user)
             if window.number == 0:
-                self.told.extend(warning_of_repeated(window, settings.user))
+                self.told.extend(_warning_of_repeated(window, settings.user))
         columns["items"] = pa.array(items, kind)
         columns["scores"] = pa.array(scores, pa.list_(pa.float32()))
         if settings.fallback is not None:
@@ -96,7 +101,7 @@ class Job:
         columns["error"] = pa.array(errors, pa.string())
         if settings.has_targets:
             columns["targets"] = pa.array([row.targets for row in rows], kind)
-            columns[WAS_EXCLUDED] = pa.array([row.is_spared for row in rows])
+            columns[WAS_EXCLUDED] = pa.array([row.is_excluded for row in rows])
         if settings.group is not None:
             columns["group"] = window.columns.column(settings.group)
         if settings.is_new is not None:
@@ -157,6 +162,8 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     removed, missing = remove_listed(settings.remove_items or (), index)
     fallback, unknown = living_fallback(settings.fallback, index)
     table = table or _read_users(users, settings, index)
+    for line in table.report if processes.is_main else ():
+        progress.info(line)
     if processes.count > 1 and table.files is None:
         every = processes.gather(table.fingerprint())
         if any(one != every[0] for one in every):
@@ -255,3 +262,48 @@ def _describe(value: Any) -> Any:
     if type(value).__repr__ is object.__repr__:  # it would contain an address
         return [type(value).__qualname__, {name: repr(field) for name, field in sorted(vars(value).items())}]
     return repr(value)
+
+
+def _counts_of(
+    rows: Sequence[UserRow], items: Sequence[Sequence[Any]], errors: Sequence[str | None], snapshot: Snapshot
+) -> Counter[str]:
+    """What to count of a window: its rows, the items of each, and why some have none."""
+    answered = [(row, found) for row, found, error in zip(rows, items, errors, strict=True) if error is None]
+    excluded = [item for row in rows if row.request for item in row.request.exclude]
+    return Counter(
+        answered=len(answered),
+        fallback=sum(row.is_cold for row, _ in answered),
+        empty=sum(not found for _, found in answered),
+        excluded=len(excluded),
+        unknown=int((~snapshot.sequences_of(excluded)[0]).sum()) if excluded else 0,
+    )
+
+
+def _warning_of_repeated(window: Rows, column: str) -> Iterator[str]:
+    """What to tell of a user with several rows in a window."""
+    counted = pc.value_counts(window.columns.column(column).combine_chunks().drop_null())
+    most = pc.max(counted.field("counts")).as_py() or 0
+    if most > 1:
+        user = counted.field("values")[pc.index(counted.field("counts"), most).as_py()].as_py()
+        yield (
+            f"user {shorten(user)} has {most:,} rows among the first {len(window):,}, expected one of each user: "
+            "every row is answered alone; where rows are purchases, pass item= in place of history="
+        )
+
+
+def warnings_of(counts: Counter[str]) -> Iterator[str]:
+    """What to tell of the counts of a whole run."""
+    answered, excluded = counts["answered"], counts["excluded"]
+    if excluded and counts["unknown"] == excluded:
+        what = f"exclude= has {excluded:,} ids, of which the catalogue has none, expected its ids"
+        yield f"{what}: nothing was excluded; is it the right column?"
+    if answered and counts["fallback"] == answered:
+        yield (
+            f"fallback= answered all {answered:,} rows, expected some from the model: is the history the right "
+            "column, and are its ids the catalogue's?"
+        )
+    elif answered and counts["empty"] == answered:
+        yield (
+            f"all {answered:,} rows are without an item, expected some: exclude= or filter= leaves nothing; are they "
+            "the right columns?"
+        )

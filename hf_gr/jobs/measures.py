@@ -50,7 +50,7 @@ class Tally:
         self._groups: dict[str, UserValues] = {}
         self._is_known: dict[Any, bool] = {}  # by item, whether the catalogue has it
         self._recommended: set[Any] = set()
-        self._num_items = self._num_invalid = self._num_unknown = 0
+        self._num_items = self._num_invalid = self._num_unknown = self._num_excluded = 0
         self._names_new = self.new_items is not None
 
     def add(self, lists: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
@@ -61,6 +61,7 @@ class Tally:
             targets, user = row["targets"], row.get(USER)
             self._recommended.update(items)
             self._num_unknown += not all(self._is_known[target] for target in targets)
+            self._num_excluded += row[WAS_EXCLUDED]
             self._num_items += len(items)
             self._num_invalid += sum(not self._is_known[item] for item in items)
             values = user_metrics(items, targets, self.cutoffs)
@@ -78,6 +79,7 @@ class Tally:
             "num_users": self.values.num_users,
             "num_rows": len(self.values.codes),
             "num_unknown_targets": self._num_unknown,
+            "num_excluded_targets": self._num_excluded,
             "metrics": self._means(self.values),
             "intervals": dict(zip(metric_names(self.cutoffs), bounds, strict=False)),
             "groups": {name: self._with_size(self._groups[name]) for name in sorted(self._groups)},
@@ -96,15 +98,13 @@ class Tally:
 
 def count_rows(
     outputs: Sequence[Path], tallies: Sequence[Tally], beside: Iterable[Sequence[Sequence[Any]]] | None = None
-) -> tuple[tuple[Skipped, ...], int]:
+) -> tuple[Skipped, ...]:
     """Count files of the same users' rows, each with its tally, and the lists `beside` them, with the last tallies.
 
-    A row for which any file has no answer is excluded for all. Returns why rows were skipped, and how many others have
-    a target that is among what is excluded.
+    A row for which any file has no answer is excluded for all. Returns why rows were skipped.
     """
     reasons: dict[str, Skipped] = {}
     users: dict[str, int] = {}
-    num_spared = 0
     more = repeat(()) if beside is None else beside
     together = zip(zip(*map(_rows, outputs), strict=True), more, strict=beside is not None)
     while found := list(islice(together, ROWS_AT_ONCE)):
@@ -112,7 +112,6 @@ def count_rows(
         for rows, lists in found:
             problem = next((row["error"] for row in rows if row.get("error") is not None), None)
             if problem is None:
-                num_spared += rows[0][WAS_EXCLUDED]
                 if USER in rows[0]:
                     who = rows[0][USER]  # a row without one is a user of its own
                     who = f"no user {len(users)}" if who is None else f"user {who}"
@@ -124,7 +123,7 @@ def count_rows(
                 reasons[kind] = replace(known, num_rows=known.num_rows + 1)
         for number, tally in enumerate(tallies):
             tally.add([(lists[number], row) for row, lists in kept])
-    return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows)), num_spared
+    return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows))
 
 
 def proven_share(output: Path) -> float | None:
@@ -151,7 +150,7 @@ def baseline_lists(baselines: Baselines, job: Job, users: Users) -> Iterator[tup
             if row.request is None:
                 yield (), ()
             else:
-                found = baselines.answer(row.request, row.request.history, row.targets or (), top_k=job.settings.top_k)
+                found = baselines.answer(row.request, row.request.history, top_k=job.settings.top_k)
                 yield tuple(found.values())
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +13,25 @@ from hf_gr.answering.requests import Request, item_list, shown
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.tables.cells import read_list
 from hf_gr.tables.files import pa
+from hf_gr.tables.memory import HISTORY
+from hf_gr.tables.purchases import clean
 from hf_gr.tables.table import Rows, Table, is_text
 
-from .settings import PROMPTS, Settings
+from .settings import PROMPTS, WINDOW_ROWS, Settings
 
 READ = (*PROMPTS, "exclude", "filter", "target", "is_new")  # columns that requests and targets are made from
+# What is left out of a table of purchases: nobody is, but who has no purchase left.
+CLEANING = dict.fromkeys(("drop_missing", "drop_returns", "drop_duplicates", "shuffle_ties"), True) | {
+    "min_item_count": 1
+}
+BARE = re.compile(r"[^\s,\[\]()]+")  # a cell with one id, and not in brackets
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Users(Table):
-    """A table of users, in files or in memory; `are_strings` is whether item ids are strings.
+    """A table of users, in files or in memory, or made of one of purchases; `are_strings` is whether item ids are.
+
+    `report` says what of the purchases was left out.
 
     Raises:
         ValueError: a file is missing, damaged or of another format, a column is missing or of another type, or there
@@ -33,8 +43,11 @@ class Users(Table):
         types = dict.fromkeys(("history", "exclude", "filter"), pa.list_(item)) | {"tokens": pa.list_(pa.int64())}
         types |= {"target": item, "is_new": pa.bool_()}
         how = {"format": settings.format, "delimiter": settings.delimiter}
+        self.report: list[str] = []
+        if settings.item is not None:
+            users, how = self._from_purchases(users, settings, are_strings, how), {}
         super().__init__(users, settings.roles, name="users", types=types, **how)
-        first = next(self.windows(1), None)  # also finds a missing column before a model is loaded
+        first = next(self.windows(WINDOW_ROWS), None)  # also finds a missing column before a model is loaded
         if first is None:
             raise ValueError(f"{self.name} has no row, expected at least one user")
         kind, is_id = ("texts", is_text) if are_strings else ("integers", pa.types.is_integer)
@@ -43,7 +56,32 @@ class Users(Table):
             value = getattr(found, "value_type", None)
             if not (pa.types.is_null(value or found) or is_text(found) or (value is not None and is_id(value))):
                 expected = f"lists of {kind}, as the catalogue's ids are: convert the column"
-                raise ValueError(first.problem_of_type(name or "", expected))
+                fix = f"; where a row is a purchase, pass item={name!r}, user= and time=" * (name == settings.history)
+                raise ValueError(first.problem_of_type(name or "", expected + fix))
+        if settings.history is not None and settings.target is None:
+            self._refuse_purchases(first, settings.history, settings.user)
+
+    def _from_purchases(self, purchases: Any, settings: Settings, are_strings: bool, how: Any) -> dict[str, list[Any]]:
+        """A table of users with their histories, held in memory; cleaned as by `train`, but for rare items."""
+        columns = {"user": settings.user, "item": settings.item, "time": settings.time}
+        roles = {role: name for role, name in columns.items() if name is not None}
+        table = Table(purchases, {name: role for role, name in reversed(roles.items())}, name="users", **how)
+        fewest = 2 if settings.leave_one_out and settings.fallback is None else 1  # the last purchase is the target
+        histories, _, report = clean(table, roles, CLEANING | {"min_user_count": fewest}, are_strings=are_strings)
+        self.report = [re.sub(r" \(\w+\)", "", line) for line in report if not line.startswith("0 ")]
+        return {roles["user"]: list(histories), HISTORY: list(histories.values())}
+
+    def _refuse_purchases(self, first: Rows, history: str, user: str | None) -> None:
+        """Refuse rows that look like one purchase each: histories of one bare id, and the same user again."""
+        cells = first.cells(history)
+        if len(cells) > 1 and all(isinstance(cell, str) and BARE.fullmatch(cell) for cell in cells):
+            who = first.cells(user) if user else [None] * len(cells)
+            if len(set(who)) < len(cells):
+                raise ValueError(
+                    f"{self.name} has one item in every row (column {history!r}), expected histories: where a row "
+                    f"is a purchase, pass item={history!r} in place of history=, with user= and time=; where users "
+                    f"have bought one item each, write it in brackets, [{cells[0]}]"
+                )
 
 
 @dataclass(frozen=True)
@@ -54,7 +92,7 @@ class UserRow:
     request: Request | None = None  # without tokens if the fallback answers it
     targets: list[Any] | None = None  # ids of the items that came next, if requested
     is_new: bool | None = None  # whether the target is new, if a column says so
-    is_spared: bool = False  # a target is among its exclusions (not as the held-out last item), and is not excluded
+    is_excluded: bool = False  # whether a target is among its exclusions
 
     @property
     def is_cold(self) -> bool:
@@ -91,10 +129,12 @@ def _read(cells: dict[str, Any], recommender: Recommender, settings: Settings, r
         if settings.unknown_items == "refuse" and not snapshot.has_items(targets).all():
             recommender.read(history=targets)  # refuses it, unless it has only left the catalogue
     exclude = _list_in(cells.get("exclude"), "exclude", snapshot) or []
+    if settings.leave_one_out and targets and targets[0] not in given:  # it is there as what came last
+        exclude = [item for item in exclude if item not in targets]
     allowed = _list_in(cells.get("filter"), "filter", snapshot)
     request = recommender.read(
         **{prompt: given},
-        exclude=[item for item in exclude if item not in targets] if targets else exclude,
+        exclude=exclude,
         filter=[item for item in allowed if item not in removed] if allowed and removed else allowed,
     )
     if request.num_cut and prompt != "history" and settings.max_prompt_tokens is None:
@@ -102,10 +142,8 @@ def _read(cells: dict[str, Any], recommender: Recommender, settings: Settings, r
             f"{prompt} has {request.num_cut} tokens more than the {recommender.room} that the model has room for, "
             "expected fewer: shorten it, or keep the latest with max_prompt_tokens="
         )
-    is_spared = False
-    if targets and (among := set(targets).intersection(exclude)):
-        is_spared = not settings.leave_one_out or bool(among.intersection(request.history))
-    return UserRow(None, request, targets, _truth(cells["is_new"]) if "is_new" in cells else None, is_spared)
+    is_excluded = not set(targets or ()).isdisjoint(exclude)
+    return UserRow(None, request, targets, _truth(cells["is_new"]) if "is_new" in cells else None, is_excluded)
 
 
 def _list_in(cell: Any, role: str, snapshot: Snapshot) -> Any:

@@ -25,6 +25,8 @@ def recommend(
     tokens: str | None = None,
     text: str | None = None,
     user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
     exclude: str | None = None,
     filter: str | None = None,
     unknown_items: Literal["refuse", "drop"] = "refuse",
@@ -76,6 +78,12 @@ def recommend(
         tokens: column of lists of token ids: the prompt itself.
         text: column of texts, for the tokenizer.
         user: column of user ids, of any type, copied to the output; by default row numbers.
+        item: column of item ids, one a row: `users` is a table of purchases. The rows of a user, also needed, are the
+            history; a row of the output is a user, in the order of their first rows. All purchases are held in memory.
+            Rows with a missing cell are dropped, and with `time` duplicates (same user, item and time), as by `train`;
+            a line of the log counts them. `exclude="history"` excludes what a user has bought.
+        time: column of times of purchases, by which a user's rows are sorted: numbers, dates, or texts such as
+            2026-11-22; by default rows are in order. Purchases of one moment are in a random order, always the same.
         exclude: column of lists of item ids that are not recommended to the user; may be the column of the history.
             Ids that the catalogue does not have are allowed, and so is null.
         filter: column of lists of the only item ids to recommend to the user; null allows all, an empty list none.

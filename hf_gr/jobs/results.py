@@ -26,6 +26,7 @@ class Result:
         num_users: users that were evaluated: rows, or with `user=` users, who may have several rows.
         num_rows: rows that were evaluated; metrics are means over them.
         num_unknown_targets: rows with a target that the catalogue does not have, which is a miss.
+        num_excluded_targets: rows with a target that `exclude` has, which is a miss.
         num_skipped: rows that some model could not answer; they are excluded for all models and baselines.
         metrics: by name, over all rows: see `user_metrics`.
         intervals: the lower and the upper bound of each metric: see `Evaluation.confidence`. Empty with fewer than
@@ -41,6 +42,7 @@ class Result:
     num_users: int
     num_rows: int
     num_unknown_targets: int
+    num_excluded_targets: int
     num_skipped: int
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]]

@@ -25,11 +25,10 @@ from hf_gr.tables.cells import shorten
 from hf_gr.tables.files import pa
 from hf_gr.tables.memory import give_back, is_in_memory
 
-from .job import Job, make_job
+from .job import Job, make_job, warnings_of
 from .parts import Parts, check_output
 from .reading import Users
 from .settings import Settings
-from .warnings import warnings_of
 
 logger = logging.getLogger("hf_gr.recommend")
 
@@ -82,7 +81,8 @@ def run_table(model: Any, users: Any, output: str | PathLike[str] | None, settin
     _warn(processes, ran)
     windows = {number: rows for *_, part in ran for number, rows in part.items()}
     rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
-    return give_back(rows if settings.on_error == "skip" else rows.drop_columns(["error"]), users, settings.user)
+    rows = rows if settings.on_error == "skip" else rows.drop_columns(["error"])
+    return give_back(rows, users, settings.user, is_made=settings.item is not None)
 
 
 @dataclass

@@ -47,6 +47,8 @@ class Settings:
     tokens: str | None = None
     text: str | None = None
     user: str | None = None
+    item: str | None = None
+    time: str | None = None
     target: str | None = None
     exclude: str | None = None
     filter: str | None = None
@@ -91,12 +93,13 @@ class Settings:
     def of(cls, arguments: Mapping[str, Any]) -> Settings:
         """The settings from the arguments of `recommend` or `evaluate`.
 
-        A list of histories is a table with one column, which need not be named.
+        A list of histories is a table with one column, which need not be named; so are histories made of purchases.
         """
         from hf_gr.tables.memory import HISTORY, is_histories  # a slow import, which `--help` does not need
 
         given = {each.name: arguments[each.name] for each in fields(cls) if each.name in arguments}
-        if is_histories(arguments["users"]) and not any(given[name] is not None for name in PROMPTS):
+        is_made = is_histories(arguments["users"]) or given.get("item") is not None
+        if is_made and not any(given.get(name) is not None for name in PROMPTS):
             given["history"] = HISTORY
         return cls(**given)
 
@@ -122,7 +125,7 @@ class Settings:
         Raises:
             ValueError: invalid settings.
         """
-        for column in ROLES:
+        for column in (*ROLES, "item", "time"):
             if not isinstance(getattr(self, column), str | None):
                 raise ValueError(
                     f"{column}={getattr(self, column)!r}, expected the name of a column: put the values into one"
@@ -134,6 +137,15 @@ class Settings:
                 f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt "
                 "(for a dictionary of histories by user, pass list(users.values()))"
             )
+        others = [name for name in ROLES if name != "user" and getattr(self, name) not in (None, "history")]
+        if self.item is not None and (others or self.user in (None, "history")):
+            found = f"{others[0]}={getattr(self, others[0])!r}" if others else f"user={self.user!r}"
+            raise ValueError(
+                f"{found} with item={self.item!r}, expected the columns of purchases: user=, item= and time=; "
+                "the column 'history' is made of them, and exclude='history' may name it"
+            )
+        if self.time is not None and self.item is None:
+            raise ValueError(f"time={self.time!r} without item=, expected both: the columns of a table of purchases")
         if self.user in TAKEN and not self.has_targets:
             raise ValueError(f"user={self.user!r}, expected another name than {', '.join(TAKEN)}: rename the column")
         counts = {name: count(name, getattr(self, name)) for name in ("top_k", "token_budget", "window_rows")}

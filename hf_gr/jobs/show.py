@@ -23,6 +23,7 @@ BEFORE: dict[str, tuple[str, Callable[[Any], str], bool]] = {
     "users": ("num_users", COUNT, False),
     "rows": ("num_rows", COUNT, False),
     "  with an unknown target": ("num_unknown_targets", COUNT, True),
+    "  with an excluded target": ("num_excluded_targets", COUNT, True),
     "  answered by the fallback": ("num_fallback", COUNT, True),
     "unknown items dropped": ("num_dropped", COUNT, True),
 }

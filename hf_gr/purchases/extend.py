@@ -93,8 +93,7 @@ def extend(
     from hf_gr.catalogue.new_items import neighbours_of
     from hf_gr.catalogue.sequences import shown
     from hf_gr.files.atomic import replaced_file
-
-    from .clean import clean, read_purchases, text_features
+    from hf_gr.tables.purchases import clean, read_purchases
 
     folder = Path(recommender if output is None else output)
     if output is None and not folder.is_dir():
@@ -103,10 +102,11 @@ def extend(
     if text and ids.encoder is None:
         raise ValueError(f"text={text!r}, expected none: the recommender was trained without texts")
     columns = {"user": user, "item": item, "time": time, "quantity": quantity, "text": text}
-    table, roles = read_purchases(purchases, columns, delimiter)
+    table, roles = read_purchases(purchases, columns, delimiter=delimiter)
     options = dict.fromkeys(("drop_missing", "drop_returns", "drop_duplicates", "shuffle_ties"), True)
-    histories, texts, told = clean(table, roles, {**options, "min_item_count": 1, "min_user_count": 1}, ids)
-    known = set(ids.item_ids)
+    least, are_strings = {"min_item_count": 1, "min_user_count": 1}, isinstance(ids.item_ids[0], str)
+    by_user, texts, told = clean(table, roles, options | least, are_strings=are_strings)
+    histories, known = list(by_user.values()), set(ids.item_ids)
     counts = Counter(name for history in histories for name in history if name not in known)
     near = neighbours_of(counts, histories, known)
     rare = sorted(name for name, count in counts.items() if count < min_item_count)
@@ -131,6 +131,13 @@ def extend(
         with replaced_file(Path(patch)) as file:
             file.write(json.dumps(body).encode())
     return Extended(tuple(new), (*told, *lines), body)
+
+
+def text_features(encoder: str | None, texts: Sequence[str]) -> Any:
+    """`[N, D]` embeddings of texts by a model of sentence-transformers."""
+    from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
+
+    return SentenceTransformer(encoder).encode(list(texts))
 
 
 def agreement(ids: SemanticIds, histories: Sequence[Sequence[ItemId]]) -> str:

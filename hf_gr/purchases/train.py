@@ -134,11 +134,11 @@ def train(
     from hf_gr.files.cards import add_measurements
     from hf_gr.files.pairs import CARD_FILE
     from hf_gr.jobs.baselines import FEW_REPEATS
+    from hf_gr.tables.purchases import clean, read_purchases
     from hf_gr.training.item_codes import semantic_ids_from_histories
     from hf_gr.training.recommender import train_recommender
 
-    from .clean import clean, read_purchases, text_features
-    from .extend import agreement
+    from .extend import agreement, text_features
 
     start, output = perf_counter(), Path(output)
     if min_user_count < 3:
@@ -153,8 +153,9 @@ def train(
             "training writes, or resume_from_checkpoint=True"
         )
     columns = {"user": user, "item": item, "time": time, "quantity": quantity, "text": text}
-    table, roles = read_purchases(purchases, columns, delimiter)
-    histories, texts, report = clean(table, roles, options)
+    table, roles = read_purchases(purchases, columns, delimiter=delimiter)
+    by_user, texts, report = clean(table, roles, options)
+    histories = list(by_user.values())
     for line in report:
         logger.info(line)
     known, names = [history[:-2] for history in histories], sorted({item for history in histories for item in history})

@@ -64,8 +64,8 @@ def to_arrow(table: Any, roles: Mapping[str, str], name: str) -> Any:
     return table.select(names)
 
 
-def give_back(rows: Any, table: Any, user: str | None) -> Any:
-    """An Arrow table of one row per user, in order, as the kind of table that was given.
+def give_back(rows: Any, table: Any, user: str | None, *, is_made: bool = False) -> Any:
+    """An Arrow table of one row per user as the kind of table that was given: of its rows, unless users were made.
 
     Example:
         >>> rows = pa.table({"row": [0, 1], "items": [["tea"], ["rye", "tea"]]})
@@ -84,9 +84,9 @@ def give_back(rows: Any, table: Any, user: str | None) -> Any:
     for name in rows.column_names:
         is_list = pa.types.is_list(rows.schema.field(name).type)  # which pandas would make arrays of NumPy
         columns[name] = rows[name].to_pylist() if is_list else rows[name].to_numpy()
-    if user is not None:
+    if user is not None and not is_made:
         columns[user] = table[user]  # with its own type
-    return sys.modules["pandas"].DataFrame(columns, index=table.index)
+    return sys.modules["pandas"].DataFrame(columns, index=None if is_made else table.index)
 
 
 def _is(table: Any, library: str, name: str) -> bool:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,6 @@ from hf_gr.catalogue import SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
 
 Histories = dict[Any, list[ItemId]]
-WINDOW_ROWS = 2**16
 
 
 def read_histories(
@@ -57,6 +55,7 @@ def read_histories(
     if unknown_items not in ("refuse", "drop"):
         raise ValueError(f"unknown_items={unknown_items!r}, expected 'refuse' or 'drop'")
     from hf_gr.tables.items import read_lists
+    from hf_gr.tables.purchases import WINDOW_ROWS, as_ids, as_times
     from hf_gr.tables.table import Table
 
     is_path, place = isinstance(interactions, (str, PathLike)), "interactions"
@@ -75,7 +74,8 @@ def read_histories(
             for row, cell in enumerate(cells):
                 if cell is None or cell != cell:
                     raise ValueError(rows.problem(name, row, cell, "a value: drop such rows"))
-    users, ids = columns[user], as_ids(columns[item], items, is_text=table.is_text or lists is not None)
+    are_strings = None if items is None else isinstance(items.item_ids[0], str)
+    users, ids = columns[user], as_ids(columns[item], are_strings, is_text=table.is_text or lists is not None)
     if not users:
         raise ValueError(f"{table.name} has no row, expected at least one: there is nothing to learn from")
     known = None if items is None else set(items.item_ids)
@@ -94,35 +94,3 @@ def read_histories(
         if known is None or ids[row] in known:
             histories[users[row]].append(ids[row])
     return {user: history for user, history in histories.items() if history}
-
-
-def as_ids(values: list[Any], items: SemanticIds | None, *, is_text: bool) -> list[ItemId]:
-    """Item ids: of the kind that semantic IDs have, or integers if all texts of a CSV look like integers."""
-    if items is not None and isinstance(items.item_ids[0], str):
-        return [str(value) for value in values]
-    from hf_gr.tables.sequences import pa, read_ids
-
-    return np.asarray(read_ids(pa.array(values), True)).tolist() if is_text and values else values
-
-
-def as_times(values: list[Any], name: str) -> np.ndarray:
-    """Times in an order that can be sorted; those with a zone by universal time."""
-    values = [one.astimezone(UTC).replace(tzinfo=None) if getattr(one, "tzinfo", None) else one for one in values]
-    bad: list[int] = []
-    for kind in ("float64", "datetime64[us]"):
-        try:
-            return np.asarray(values, dtype=kind)
-        except (TypeError, ValueError, OverflowError):
-            found = [row for row, value in enumerate(values) if not _converts(value, kind)]
-            bad = found if not bad or len(found) < len(bad) else bad
-    raise ValueError(
-        f"time={name!r} is {values[bad[0]]!r} in row {bad[0]}, expected numbers, dates, or texts such as "
-        "2026-11-22T09:30, and all of one kind"
-    )
-
-
-def _converts(value: Any, kind: str) -> bool:
-    try:
-        return np.asarray([value], dtype=kind) is not None
-    except (TypeError, ValueError, OverflowError):
-        return False

@@ -4,42 +4,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from datetime import UTC
 from importlib.util import find_spec
 from typing import Any
 
-from hf_gr.catalogue import SemanticIds
-from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.tables.table import Table
-from hf_gr.training.histories import WINDOW_ROWS, as_ids, as_times
+import numpy as np
 
+from .sequences import pa, read_ids
+from .table import Table
+
+WINDOW_ROWS = 2**16
 TIE_SEED = 0  # never a run's: what is held out stays the same
 
 
 def read_purchases(
-    purchases: Any, columns: Mapping[str, str | None], delimiter: str | None
+    purchases: Any, columns: Mapping[str, str | None], **how: Any
 ) -> tuple[Table, dict[str, str]]:
-    """The table, and which of its columns have which role."""
+    """The table, and which of its columns have which role; `how` is for `Table`."""
     roles = {role: name for role, name in columns.items() if name}
     if "text" in roles and find_spec("sentence_transformers") is None:
         raise ImportError(f'text={roles["text"]!r} needs sentence-transformers: pip install "hf-gr[text]"')
     by_column = {name: role for role, name in reversed(roles.items())}
-    return Table(purchases, by_column, name="purchases", delimiter=delimiter), roles
-
-
-def text_features(encoder: str | None, texts: Sequence[str]) -> Any:
-    """`[N, D]` embeddings of texts by a model of sentence-transformers."""
-    from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
-
-    return SentenceTransformer(encoder).encode(list(texts))
+    return Table(purchases, by_column, name="purchases", **how), roles
 
 
 def clean(
-    table: Table, roles: Mapping[str, str], options: Mapping[str, Any], items: SemanticIds | None = None
-) -> tuple[list[list[ItemId]], dict[ItemId, str], tuple[str, ...]]:
-    """Histories, oldest purchase first; texts of items; and what was found and left out, a line each.
+    table: Table, roles: Mapping[str, str], options: Mapping[str, Any], *, are_strings: bool | None = None
+) -> tuple[dict[Any, list[Any]], dict[Any, str], tuple[str, ...]]:
+    """Histories by user, oldest purchase first; texts of items; and what was found and left out, a line each.
 
-    `roles` names the columns `user`, `item`, perhaps `time`, `quantity` and `text`; `options` are those of `train`.
+    `roles` names the columns `user`, `item`, perhaps `time`, `quantity` and `text`; `options` are those of `train`;
+    `are_strings` is as for `as_ids`. All is held in memory.
     """
     import pandas as pd
 
@@ -48,6 +44,8 @@ def clean(
         for role, name in roles.items():
             columns[role] += rows.cells(name)
     frame: Any = pd.DataFrame(columns, dtype=object)
+    # Of all rows, so that purchases of one moment stay in their order, whatever is dropped.
+    frame = frame.assign(tie=np.random.default_rng(TIE_SEED).permutation(len(frame)))
     report = [f"{len(frame):,} rows"]
 
     def keep(kept: Any, what: str) -> None:
@@ -68,10 +66,15 @@ def clean(
         except (TypeError, ValueError) as error:
             raise ValueError(f"quantity={roles['quantity']!r} is no column of numbers ({error})") from None
         keep(frame[is_bought], "with a quantity of 0 or less, such as returns (drop_returns)")
-    # Beside a missing cell, pandas makes floats of integers.
-    ids = [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in frame["item"]]
+    users, ids = (  # beside a missing cell, pandas makes floats of integers
+        [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in frame[role]]
+        for role in ("user", "item")
+    )
+    ids = as_ids(ids, are_strings, is_text=table.is_text)
     times = as_times(list(frame["time"]), roles["time"]) if "time" in roles else range(len(frame))
-    frame = frame.assign(item=as_ids(ids, items, is_text=table.is_text), time=times)
+    frame = frame.assign(
+        user=pd.Series(users, frame.index, object), item=pd.Series(ids, frame.index, object), time=times
+    )
     if "time" in roles and options["drop_duplicates"]:  # without times, the user may have bought it again
         same = ["user", "item", "time"]
         keep(frame.drop_duplicates(same), "of the same user, item and time as another (drop_duplicates)")
@@ -88,10 +91,42 @@ def clean(
     tied = int(frame.duplicated(["user", "time"]).sum())
     told = "in a random order, always the same (shuffle_ties)" if options["shuffle_ties"] else "in the order of rows"
     report.append(f"{tied:,} at the time of another of their user: {told}")
-    frame = frame.sample(frac=1, random_state=TIE_SEED) if options["shuffle_ties"] else frame
-    histories = frame.sort_values("time", kind="stable").groupby("user", sort=False)["item"].agg(list).tolist()
+    ordered = frame.sort_values(["time", "tie"] if options["shuffle_ties"] else "time", kind="stable")
+    histories: dict[Any, list[Any]] = {user: [] for user in frame["user"]}  # in the order of their first rows
+    for user, item in zip(ordered["user"], ordered["item"], strict=True):
+        histories[user].append(item)
     report.append(
         f"{len(frame):,} purchases of {frame['item'].nunique():,} items by {len(histories):,} users are left"
     )
     texts = frame.dropna(subset="text").drop_duplicates("item") if "text" in roles else frame[:0].assign(text="")
     return histories, dict(zip(texts["item"], texts["text"].astype(str), strict=True)), tuple(report)
+
+
+def as_ids(values: list[Any], are_strings: bool | None, *, is_text: bool) -> list[Any]:
+    """Item ids: strings if the catalogue's are, else, of a CSV, integers if all of its texts look like integers."""
+    if are_strings:
+        return [str(value) for value in values]
+    return np.asarray(read_ids(pa.array(values), True)).tolist() if is_text and values else values
+
+
+def as_times(values: list[Any], name: str) -> np.ndarray:
+    """Times in an order that can be sorted; those with a zone by universal time."""
+    values = [one.astimezone(UTC).replace(tzinfo=None) if getattr(one, "tzinfo", None) else one for one in values]
+    bad: list[int] = []
+    for kind in ("float64", "datetime64[us]"):
+        try:
+            return np.asarray(values, dtype=kind)
+        except (TypeError, ValueError, OverflowError):
+            found = [row for row, value in enumerate(values) if not _converts(value, kind)]
+            bad = found if not bad or len(found) < len(bad) else bad
+    raise ValueError(
+        f"time={name!r} is {values[bad[0]]!r} in row {bad[0]}, expected numbers, dates, or texts such as "
+        "2026-11-22T09:30, and all of one kind"
+    )
+
+
+def _converts(value: Any, kind: str) -> bool:
+    try:
+        return np.asarray([value], dtype=kind) is not None
+    except (TypeError, ValueError, OverflowError):
+        return False
