@@ -20,6 +20,7 @@ from hf_gr import ConstraintIndex
 from hf_gr.answering.batching import make_batches, make_even_batches
 from hf_gr.answering.recommender import Recommender
 from hf_gr.answering.requests import Request
+from hf_gr.commands import failures
 from hf_gr.jobs import baselines, intervals, metrics
 from hf_gr.jobs.reading import UserRow, Users, read_rows
 from hf_gr.jobs.settings import Settings
@@ -227,7 +228,7 @@ def test_what_is_no_table_of_users(tmp_path: Path) -> None:
 
 
 def test_examples_run() -> None:
-    for module in (baselines, cells, intervals, memory, metrics, sequences, table_module):
+    for module in (baselines, cells, failures, intervals, memory, metrics, sequences, table_module):
         failed, attempted = doctest.testmod(module)
         assert (failed, attempted > 0) == (0, True)
 

@@ -204,7 +204,7 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
     assert set(first[:6]).isdisjoint(first[6:])  # the texts tell them apart
     assert len(hf_gr.recommend(folder, [[3, 4]], top_k=3)[0]) == 3
     result = CliRunner().invoke(build_app(), line.split())
-    assert (result.exit_code, "pass overwrite=True" in result.stderr) == (2, True)
+    assert (result.exit_code, "pass --overwrite" in result.stderr) == (2, True)
     check_tomorrow(folder)
 
 

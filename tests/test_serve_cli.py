@@ -249,12 +249,12 @@ def fail(*arguments: Any, code: int = 2, **environment: str) -> str:
         (["--option", "no_value", "--rules"], "{}", "NAME=VALUE"),
         (["--option", "max_batch=3", "--rules"], "{}", "that has no flag of its own"),
         (["--prompt", "Which category?", "--rules"], "{}", "expected a text with {text} in it"),
-        (["--suffix-tokens", "5;6", "--rules"], "{}", "suffix_tokens='5;6', expected integers such as 5,10"),
-        (["--max-update", "0", "--rules"], "{}", "max_update=0, expected more than 0"),
+        (["--suffix-tokens", "5;6", "--rules"], "{}", "--suffix-tokens '5;6', expected integers such as 5,10"),
+        (["--max-update", "0", "--rules"], "{}", "--max-update 0, expected more than 0"),
         (["--allow-origin", "shop.example", "--rules"], "{}", "expected a scheme and a host, such as https://"),
         (["--titles"], "[]", "expected a JSON object of titles"),
-        (["--port", "70000", "--rules"], "{}", "port=70000, expected 0 to 65535"),
-        (["--workers", "0", "--rules"], "{}", "workers=0, expected an integer, 1 or more"),
+        (["--port", "70000", "--rules"], "{}", "--port 70000, expected 0 to 65535"),
+        (["--workers", "0", "--rules"], "{}", "--workers 0, expected an integer, 1 or more"),
         (["--index"], "", "is a file, expected a folder"),
     ],
 )
@@ -286,8 +286,8 @@ def test_wrong_models_catalogues_keys_and_addresses(
     monkeypatch.setattr("hf_gr.serving.engine.Engine", lambda *_, **__: pytest.fail("it loads before it looks"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port={port} cannot be used (Address already in use)" in fail(checkpoint, "--port", port, code=1)
-    assert "host='192.0.2.1'" in fail(checkpoint, "--host", "192.0.2.1", "--port", 0, code=1)
+        assert f"--port {port} cannot be used (Address already in use)" in fail(checkpoint, "--port", port, code=1)
+    assert "--host '192.0.2.1'" in fail(checkpoint, "--host", "192.0.2.1", "--port", 0, code=1)
     monkeypatch.setitem(serve_module.PACKAGES, "no_such_module", "no-such-package")
     told = CliRunner().invoke(cli.build_app(), ["serve", str(checkpoint)])  # Python itself prints it, to stderr
     assert (told.exit_code, told.output) == (1, 'hf-gr serve needs no-such-package: pip install "hf-gr[serve]"\n')

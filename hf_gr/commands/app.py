@@ -167,7 +167,8 @@ def train(purchases: list[Path], *, output: Path, as_json: bool = False, **given
     from hf_gr import train as run
 
     made = run(purchases, output, **given)
-    say(made.to_json() if as_json else f"{made}\n\nSaved to {made.output} after {made.seconds:.0f} s")
+    text = made.to_json() if as_json else f"{made}\n\nSaved to {made.output} after {made.seconds:.0f} s"
+    (print if as_json else say)(text)
 
 
 def extend(recommender: str, purchases: list[Path], *, as_json: bool = False, **given: Any) -> None:
@@ -186,7 +187,7 @@ def extend(recommender: str, purchases: list[Path], *, as_json: bool = False, **
     from .failures import say
 
     made = run(recommender, purchases, **given)
-    say(made.to_json() if as_json else repr(made))
+    (print if as_json else say)(made.to_json() if as_json else repr(made))
 
 
 def _version(

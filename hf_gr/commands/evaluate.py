@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from .failures import SKIPPED, is_main, quiet_libraries
+from .failures import SKIPPED, as_options, is_main, quiet_libraries
 from .recommend import of_generate
 
 NAMED = re.compile(r"([^=/\\]+)=(.+)")  # NAME=PATH
@@ -68,7 +68,7 @@ def evaluate(
             typer.echo(found.to_json())
         else:  # warnings are on stderr
             width = get_terminal_size().columns if sys.stdout.isatty() else WIDE
-            typer.echo(as_text(replace(found, warnings=()), width=width))
+            typer.echo(as_options(as_text(replace(found, warnings=()), width=width)))
         if plot is not None:
             found.plot(plot)
         if found.skipped:

@@ -77,9 +77,10 @@ def command(
             own.append(each.replace(kind=Parameter.KEYWORD_ONLY))
     readers = {each.name: reader for each in own if (reader := _reader(each)) is not None}
     defaults = {each.name: each.default for each in own}
+    words = {each.name: _flags(each)[0] for each in own}
 
     def run(**flags: Any) -> None:
-        how = {"as_json": flags.get("as_json", False), "with_log": "progress" in flags}
+        how = {"as_json": flags.get("as_json", False), "with_log": "progress" in flags, "flags": words}
         with errors_on_one_line(group + function.__name__, **how):
             given = {
                 name: defaults[name] if value is None else readers[name](name, value) if name in readers else value
@@ -116,13 +117,20 @@ def _parameter(each: Parameter, told: str) -> Parameter:
         kind = StrEnum(each.name, {value.upper(): value for value in ast.literal_eval(f"[{choices[1]}]")})
     kind = kind | None if default is None else kind
     if each.kind is Parameter.KEYWORD_ONLY:
-        flags = FLAGS.get(each.name, f"--{name}").split()
+        flags = _flags(each)
         if "bool" in written and default is not False:
-            flags = [f"--{name}/--no-{name}"]
+            flags = [f"{flags[0]}/--no-{name}"]
         described: Any = typer.Option(*flags, **how)
     else:
         described = typer.Argument(metavar=each.name.upper(), **how)
     return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, described])
+
+
+def _flags(each: Parameter) -> list[str]:
+    """How the command line names an argument."""
+    if each.kind is not Parameter.KEYWORD_ONLY:
+        return [each.name.upper()]
+    return FLAGS.get(each.name, f"--{each.name.replace('_', '-')}").split()
 
 
 def _reader(each: Parameter) -> Callable[[str, Any], Any] | None:

@@ -38,7 +38,7 @@ from .settings import DECIDING_ROWS, Settings
 USER, WAS_EXCLUDED = "user", "was_excluded"  # columns of the rows of `evaluate`
 NO_SCORES = (
     "has no item with a score, expected some, since some are allowed: the model's scores are not numbers (float16 "
-    "overflows where bfloat16 and float32 do not: dtype=, --dtype), or options of generate leave nothing"
+    "overflows where bfloat16 and float32 do not: dtype=), or options of generate leave nothing"
 )
 progress = logging.getLogger("hf_gr.progress")
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row

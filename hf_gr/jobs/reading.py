@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class Users(Table):
         if settings.item is not None:
             users, how = self._from_purchases(users, settings, are_strings, how), {}
         super().__init__(users, settings.roles, name="users", types=types, **how)
-        first = next(self.windows(WINDOW_ROWS), None)  # also finds a missing column before a model is loaded
+        first = next(self.windows(1), None)  # also finds a missing column before a model is loaded
         if first is None:
             raise ValueError(f"{self.name} has no row, expected at least one user")
         kind, is_id = ("texts", is_text) if are_strings else ("integers", pa.types.is_integer)
@@ -58,8 +59,13 @@ class Users(Table):
                 expected = f"lists of {kind}, as the catalogue's ids are: convert the column"
                 fix = f"; where a row is a purchase, pass item={name!r}, user= and time=" * (name == settings.history)
                 raise ValueError(first.problem_of_type(name or "", expected + fix))
-        if settings.history is not None and settings.target is None:
-            self._refuse_purchases(first, settings.history, settings.user)
+        name = settings.history
+        if name is not None and settings.target is None and self._are_purchases(name, settings.user):
+            raise ValueError(
+                f"{self.name} has one item in every row (column {name!r}), expected histories: where a row is a "
+                f"purchase, pass item={name!r} in place of history=, with user= and time=; where users have bought "
+                f"one item each, write it in brackets, [{first.cells(name)[0]}]"
+            )
 
     def _from_purchases(self, purchases: Any, settings: Settings, are_strings: bool, how: Any) -> dict[str, list[Any]]:
         """A table of users with their histories, held in memory; cleaned as by `train`, but for rare items."""
@@ -71,17 +77,14 @@ class Users(Table):
         self.report = [re.sub(r" \(\w+\)", "", line) for line in report if not line.startswith("0 ")]
         return {roles["user"]: list(histories), HISTORY: list(histories.values())}
 
-    def _refuse_purchases(self, first: Rows, history: str, user: str | None) -> None:
-        """Refuse rows that look like one purchase each: histories of one bare id, and the same user again."""
-        cells = first.cells(history)
-        if len(cells) > 1 and all(isinstance(cell, str) and BARE.fullmatch(cell) for cell in cells):
-            who = first.cells(user) if user else [None] * len(cells)
-            if len(set(who)) < len(cells):
-                raise ValueError(
-                    f"{self.name} has one item in every row (column {history!r}), expected histories: where a row "
-                    f"is a purchase, pass item={history!r} in place of history=, with user= and time=; where users "
-                    f"have bought one item each, write it in brackets, [{cells[0]}]"
-                )
+    def _are_purchases(self, history: str, user: str | None) -> bool:
+        """Whether the first rows have texts of one id each, and some user again."""
+        with suppress(ValueError):  # of a damaged file, whose rows before the damage are answered first
+            rows = next(self.windows(WINDOW_ROWS))
+            who = rows.cells(user) if user else [None] * len(rows)
+            is_bare = (isinstance(cell, str) and BARE.fullmatch(cell) for cell in rows.cells(history))
+            return len(set(who)) < len(who) and all(is_bare)
+        return False
 
 
 @dataclass(frozen=True)

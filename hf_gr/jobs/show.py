@@ -65,10 +65,7 @@ def _notes(found: Evaluation) -> Iterator[str]:
             f"resamples, seed {found.bootstrap_seed}); differences are paired over the same users."
         )
     if found.baselines_omit_history:
-        yield (
-            "Lists of the baselines omit what their user has had (omit_history=False, --no-omit-history: only what "
-            "exclude= says)."
-        )
+        yield ("Lists of the baselines omit what their user has had (omit_history=False: only what exclude= says).")
     yield from (f"Skipped {reason.num_rows:,} rows such as this one: {reason.example}" for reason in found.skipped)
 
 
