@@ -164,7 +164,7 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
 
     def watched(histories: Any, ids: Any, **how: Any) -> Any:
         seen.update(how, histories=histories)
-        return learn(histories, ids, **how | {"learning_rate": 0.5, "logging_steps": 1})  # it soon gets worse
+        return learn(histories, ids, **how | {"learning_rate": 1.0, "logging_steps": 1})  # it soon gets worse
 
     monkeypatch.setattr("hf_gr.training.recommender.train_recommender", watched)
     encoder = SimpleNamespace(encode=lambda texts: np.array([[float("green" in text)] for text in texts]))

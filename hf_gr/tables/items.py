@@ -21,8 +21,7 @@ def read_lists(path: Path) -> dict[str, list[Any]] | None:
         return None
     lists: dict[str, list[Any]] = {}
     try:
-        with open_file(path) as (_, stream):
-            text = stream.read().decode("utf-8-sig")
+        text = _text_in(path)
     except READ_ERRORS as error:
         raise ValueError(f"{path} cannot be read ({error}), expected items by user: check the path") from error
     if suffix == ".txt":
@@ -51,8 +50,7 @@ def read_items(argument: str, path: Path) -> list[Any]:
                 raise ValueError(f"{argument}={str(path)!r}, row {items.index(None)} has no {COLUMN}: drop the row")
         return items
     try:
-        with open_file(path) as (_, stream):
-            text = stream.read().decode("utf-8-sig")  # Excel and PowerShell begin files with a mark
+        text = _text_in(path)
         items = json.loads(text) if suffix == ".json" else [line.strip() for line in text.splitlines() if line.strip()]
     except (*READ_ERRORS, ValueError) as error:
         raise ValueError(
@@ -67,3 +65,8 @@ def read_items(argument: str, path: Path) -> list[Any]:
             "header; remove it, or name the file .csv"
         )
     return items
+
+
+def _text_in(path: Path) -> str:
+    with open_file(path) as (_, stream):
+        return stream.read().decode("utf-8-sig")  # Excel and PowerShell begin files with a mark

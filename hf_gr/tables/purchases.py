@@ -18,9 +18,7 @@ WINDOW_ROWS = 2**16
 TIE_SEED = 0  # never a run's: what is held out stays the same
 
 
-def read_purchases(
-    purchases: Any, columns: Mapping[str, str | None], **how: Any
-) -> tuple[Table, dict[str, str]]:
+def read_purchases(purchases: Any, columns: Mapping[str, str | None], **how: Any) -> tuple[Table, dict[str, str]]:
     """The table, and which of its columns have which role; `how` is for `Table`."""
     roles = {role: name for role, name in columns.items() if name}
     if "text" in roles and find_spec("sentence_transformers") is None:
