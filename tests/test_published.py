@@ -69,7 +69,7 @@ def test_items_are_the_published_texts_before_and_after_a_call(form: Any) -> Non
     items = list(range(len(texts)))
     assert [ids.encode([item]) for item in items] == [tokenizer(text).input_ids for text in texts]
     torch.manual_seed(0)
-    model = small_recommender(ids, hidden_size=8, intermediate_size=8, num_hidden_layers=1)
+    model = small_recommender(ids, hidden_size=8, num_hidden_layers=1)
     prompt = torch.tensor([ids.encode(items)])
     index = ids.constraint_index()
     found = model.generate(prompt, constraint_index=index, num_beams=5, num_return_sequences=len(items))
