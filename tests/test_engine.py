@@ -233,6 +233,35 @@ async def test_histories_that_are_unknown_empty_or_too_long() -> None:
 
 
 @in_loop
+async def test_filters_by_attributes_are_those_of_their_items(tmp_path: Path) -> None:
+    """With rules and exclusions; kept for an edition; the table is read again with another model."""
+    kinds, table = ["tea", "jam", "pie"], tmp_path / "items.csv"
+    lines = [f"{item},{kinds[number % 3]},{number}" for number, item in enumerate([*IDS[:50], "coming"])]
+    table.write_text("\n".join(["item_id,kind,price", *lines]))
+    wanted = {"kind": ["tea", "pie"], "price": {"min": 2, "max": 40}}
+    ids = [item for number, item in enumerate(IDS) if number % 3 != 1 and 2 <= number <= 40]
+    async with Engine(model_of(), INDEX, rules=RULES, num_beams=8, num_results=5, attributes=table) as engine:
+        for wish in ({}, {"rule": "even"}, {"exclude": ids[:9]}, {"rule": "few"}, {"num_results": 2}):
+            answers = [await engine.recommend(history=["B07"], filter=one, **wish) for one in (wanted, ids)]
+            assert answers[0].items == answers[1].items
+            assert set(answers[0].items) <= set(ids)
+        assert len(engine._recommender._views) == 6  # two filters alone and under each of two rules
+        with pytest.raises(ValueError, match="filter has 'colour', expected some of kind, price"):
+            await engine.recommend(history=["B07"], filter={"colour": ["red"]})
+        engine.catalogue.apply(Update(add=[{"item_id": "coming", "sequence": [8, 14, 30]}], remove=ids[:9]))
+        answer = await engine.recommend(history=["B07"], filter={"price": {"min": 2}}, num_results=60)
+        assert set(answer.items) == set(IDS[2:50]) - set(ids[:9]) | {"coming"}
+        assert (await engine.recommend(history=["B07"], filter={})).items
+        table.write_text("item_id,price\nB01,3")
+        await engine.swap(model_of(), INDEX)
+        answer = await engine.recommend(history=["B07"], filter={"price": {"min": 2}})
+        assert (answer.items, answer.catalogue_version) == (["B01"], 2)
+    async with Engine(model_of(), INDEX) as engine:
+        with pytest.raises(ValueError, match="filter={'kind': .*, expected item ids: the server has no table"):
+            await engine.recommend(history=["B07"], filter={"kind": ["tea"]})
+
+
+@in_loop
 async def test_answers_are_legal_in_the_version_that_they_name() -> None:
     """Hundreds of requests while items come and go: 115 of 430 answers were wrong without an edition a batch."""
     catalogue, draw = LiveCatalogue(INDEX, {"half": IDS[:30]}), random.Random(1)
@@ -608,6 +637,7 @@ async def test_labels_are_ranked_as_by_classify(monkeypatch: pytest.MonkeyPatch)
         ({"constraint_index": ConstraintIndex.from_sequences([[5, VOCABULARY]])}, "less than the vocabulary"),
         ({"timeout": -1}, "timeout=-1, expected a number of seconds"),
         ({"fallback": [5]}, "fallback has 5, expected strings"),
+        ({"attributes": {"id": ["B00"]}}, "attributes has no column 'item_id'"),
         ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
         ({"constraint_index": LiveCatalogue(INDEX), "rules": {}}, "rules= with a LiveCatalogue"),
     ],

@@ -190,6 +190,8 @@ def test_options_come_where_they_belong(checkpoint: Path, tmp_path: Path, served
         "3",
         "--prompt",
         r"Name it:\n{text}",
+        "--attributes",
+        "items.csv",
     ]
     for options, page in (
         ([*around, "--unknown-items", "refuse"], None),
@@ -200,6 +202,7 @@ def test_options_come_where_they_belong(checkpoint: Path, tmp_path: Path, served
         assert (served[-1]["titles"], "/page/, documentation" in told) == (page, page is not None)
     assert (served[0]["prefix_tokens"], served[0]["suffix_tokens"]) == ([1, 2], [3])
     assert (served[0]["prompt"], served[0]["unknown_items"]) == ("Name it:\n{text}", "refuse")
+    assert served[0]["attributes"] == Path("items.csv")
     assert "prompt" not in served[1]  # the engine's own
     assert (served[0]["limits"].body_timeout, served[0]["origins"]) == (3.0, ["https://a.example"])
 

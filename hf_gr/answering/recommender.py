@@ -27,6 +27,7 @@ from .loading import prompt_room
 from .requests import Request, item_list, latest_that_fit, shown, split_items, tokens_of_items
 
 if TYPE_CHECKING:
+    from .attributes import Attributes
     from .prefix_cache import PrefixCache
 
 NUM_BEAMS, NUM_RESULTS, MOST_BEAMS = 20, 10, 512
@@ -96,6 +97,7 @@ class Recommender:
     options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of `generate`
     rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)  # views of the catalogue that requests name
     prefix_cache: PrefixCache | None = None  # shared by recommenders; None to compute every prompt whole
+    attributes: Attributes | None = None  # of items, for filters
     max_beams: int = MOST_BEAMS
     unknown_items: str = "drop"
     fallback: Sequence[Any] | None = None
@@ -150,8 +152,12 @@ class Recommender:
         if beams < wanted and not is_exact:
             raise ValueError(f"num_beams={beams}, expected at least num_results={wanted}: ask for more beams")
         excluded = tuple(item_list(exclude, "exclude", self.index.snapshot))
-        allowed, unknown = None, []
-        if filter is not None:
+        allowed, unknown, passing = None, [], ()
+        if isinstance(filter, Mapping):
+            if self.attributes is None:
+                raise ValueError(f"filter={shown(filter)}, expected item ids: the server has no table of attributes")
+            passing = self.attributes.read(filter)
+        elif filter is not None:
             allowed, unknown = split_items(item_list(filter, "filter", self.index.snapshot), self.index)
             allowed = tuple(allowed)
         if unknown and self.unknown_items == "refuse":
@@ -176,7 +182,7 @@ class Recommender:
         missing = (*dropped, *unknown)
         variety = None if max_per_group is None else _count(max_per_group, "max_per_group", self.max_beams)
         search = (wanted, beams, is_exact, variety)
-        return Request(prompt, excluded, allowed, rule, own_seed, *search, known, missing, num_cut)
+        return Request(prompt, excluded, allowed, passing, rule, own_seed, *search, known, missing, num_cut)
 
     @cached_property
     def room(self) -> int | None:
@@ -349,13 +355,14 @@ class Recommender:
     def _view(self, request: Request) -> ConstraintIndex:
         """What a request may be answered with."""
         whole = self.index if request.rule is None else self._rule(request.rule)
-        if request.allowed is None:
+        if request.allowed is None and not request.passing:
             return whole
-        key = request.rule, *sorted(set(request.allowed))
+        key = request.rule, request.passing, *sorted(set(request.allowed or ()))
         view = self._views.pop(key, None)  # each step is atomic: threads share this object
         if view is None:
+            items = self.attributes.items(request.passing) if self.attributes and request.passing else key[2:]
             # What the rule rules out, or what has left the catalogue since, need not be named again.
-            view = whole.where(split_items(key[1:], whole)[0])
+            view = whole.where(split_items(items, whole)[0])
         self._views[key] = view
         if len(self._views) > MOST_VIEWS:
             self._views.popitem(last=False)

@@ -22,6 +22,7 @@ class Request:
     tokens: list[int]  # of the prompt; none if the history is empty
     exclude: tuple[Any, ...] = ()  # ids of items that must not be in the answer
     allowed: tuple[Any, ...] | None = None  # ids of the only items that may be in the answer; None for all
+    passing: tuple[Any, ...] = ()  # a filter by attributes with the same meaning, as `Attributes.read` returns it
     rule: str | None = None  # the name of a view of the catalogue, with the same meaning
     seed: int | None = None  # of the samples, if the answer is sampled
     num_results: int | None = None  # None for the recommender's, as below

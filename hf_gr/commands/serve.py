@@ -23,7 +23,16 @@ from .recommend import of_generate
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
 # Options that are arguments of `Engine` as they are.
 OF_ENGINE = (
-    *("fallback", "unknown_items", "tokenizer", "max_prompt_tokens", "num_beams", "num_results", "max_beams"),
+    *(
+        "fallback",
+        "attributes",
+        "unknown_items",
+        "tokenizer",
+        "max_prompt_tokens",
+        "num_beams",
+        "num_results",
+        "max_beams",
+    ),
     *("workers", "token_budget", "max_batch", "max_queue", "timeout", "key_cache_bytes", "revision", "device"),
     *("prefix_tokens", "suffix_tokens", "max_tree_nodes", "cores"),
 )
@@ -35,6 +44,7 @@ def serve(
     index: str | None = None,
     rules: Path | None = None,
     fallback: Sequence[Any] | None = None,
+    attributes: Path | None = None,
     updates: Path | None = None,
     unknown_items: Literal["drop", "refuse"] = "drop",
     tokenizer: str | None = None,
@@ -85,6 +95,8 @@ def serve(
         index: the catalogue's folder or repository. Default: the one that the model names, or has in its folder.
         rules: named rules, as JSON such as {"europe": ["B01", "B02"]}.
         fallback: answers to an empty history, the best first; by default an empty history is refused.
+        attributes: a table (Parquet, CSV, JSON lines) with item_id and columns of texts, numbers or truth values, for
+            filters such as {"category": ["tea"], "price": {"max": 20}}; read again at PUT /v1/model.
         updates: folder that keeps changes of the catalogue, and shares them between servers of this machine. Once it
             has a catalogue, --index and --rules are not read. By default changes are lost when the process ends.
         unknown_items: items of a history or filter that the catalogue does not have: drop them, or refuse the request.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hf_gr.answering.attributes import Attributes
 from hf_gr.answering.loading import load_index, load_tokenizer, name_of
 from hf_gr.answering.prefix_cache import prefix_cache
 from hf_gr.answering.recommender import (
@@ -88,6 +89,8 @@ class Engine:
         unknown_items: what happens to items of a history, or of `filter`, that the catalogue does not have: `"drop"`
             (the answer names them) or `"refuse"`.
         fallback: item ids that answer an empty history; None to refuse it.
+        attributes: of items, for filters: a file or a table in memory, as for `Attributes` of
+            `hf_gr.answering.attributes`. A file is read again at a swap.
         max_prompt_tokens: prompts keep so many tokens, the latest (of a text to classify, the first); None for as many
             as the model has positions for, which lets one request keep a worker for long.
         prefix_tokens: before every prompt made from a history.
@@ -132,6 +135,7 @@ class Engine:
         timeout: float = TIMEOUT,
         unknown_items: str = "drop",
         fallback: Sequence[Any] | None = None,
+        attributes: Any = None,
         max_prompt_tokens: int | None = MAX_PROMPT_TOKENS,
         prefix_tokens: Sequence[int] = (),
         suffix_tokens: Sequence[int] = (),
@@ -157,6 +161,7 @@ class Engine:
             raise ValueError("rules= with a LiveCatalogue, expected none: it has its own, LiveCatalogue(index, rules)")
         self._timeout = _seconds_of(timeout)
         self._num_beams, self._fallback, self._key_cache_bytes = num_beams, fallback, key_cache_bytes
+        self._attributes = attributes
         self._reading = {name: given[name] for name in READING}
         self._reading |= {"prefix_tokens": tuple(prefix_tokens), "suffix_tokens": tuple(suffix_tokens)}
         live = constraint_index if isinstance(constraint_index, LiveCatalogue) else None
@@ -284,7 +289,7 @@ class Engine:
         num_results: int | None = None,
         num_beams: int | None = None,
         exclude: Sequence[Any] = (),
-        filter: Sequence[Any] | None = None,
+        filter: Sequence[Any] | Mapping[str, Any] | None = None,
         rule: str | None = None,
         seed: int | None = None,
         exact: bool | None = None,
@@ -303,7 +308,8 @@ class Engine:
             num_results: items of the answer.
             num_beams: of the search, 2 or more.
             exclude: ids of items that must not be in the answer.
-            filter: ids of the only items that may be in it.
+            filter: ids of the only items that may be in it, or, with `attributes`, their values by column, such as
+                `{"category": ["tea"], "price": {"max": 20}}`; an item without a value does not pass.
             rule: the name of a rule, with the same meaning.
             seed: of the samples, where `generate` samples.
             exact: True for the best items of the whole catalogue, proven; by default the engine's option.
@@ -408,7 +414,9 @@ class Engine:
         model = load_model(model, device=device, revision=revision)
         if options.get("assistant_model") is not None:
             options["assistant_model"] = load_draft_model(options["assistant_model"], model)
-        index, fallback = load_index(index, model), self._fallback
+        index, fallback, attributes = load_index(index, model), self._fallback, self._attributes
+        if attributes is not None:
+            attributes = Attributes(attributes, are_strings=index.snapshot.are_strings)
         beams = min(default_beams(model, options, self._reading["num_results"]), self._reading["max_beams"])
         return Recommender(
             model,
@@ -418,6 +426,7 @@ class Engine:
             num_beams=self._num_beams or beams,
             options=options,
             fallback=None if fallback is None else read_fallback(fallback, index.snapshot),
+            attributes=attributes,
             tokenizer=tokenizer,
             vocab_size=embeddings_of(model),
             prefix_cache=prefix_cache(model, options, num_bytes=self._key_cache_bytes),

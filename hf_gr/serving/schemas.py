@@ -8,6 +8,7 @@ list is read up to its first error: pydantic needs seconds, and a kilobyte, for 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
@@ -30,6 +31,7 @@ Tokens = Annotated[list[int], First()]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 
+_TYPE = re.compile(r"str|int|(list|dict)\[.*")  # in a union
 _EMPTY = {"too_short": "one item or more", "string_too_short": "one character or more"}  # by pydantic's names
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -63,7 +65,11 @@ class RecommendRequest(Taken):
     num_results: Count | None = Field(default=None, description="Items in the answer.")
     num_beams: Count | None = Field(default=None, description="Beams of the search, at least num_results.")
     exclude: ItemIds = Field(default_factory=list, description="Ids of items that must not be in the answer.")
-    filter: ItemIds | None = Field(default=None, description="Ids of the only items that may be in the answer.")
+    filter: ItemIds | dict[str, Any] | None = Field(
+        default=None,
+        description="Ids of the only items that may be in the answer; or, with a table of attributes, their values: "
+        '{"category": ["tea"], "price": {"min": 5, "max": 20}}.',
+    )
     rule: str | None = Field(
         default=None, description="Name of a rule of the catalogue: only its items may be in the answer."
     )
@@ -165,7 +171,7 @@ def read_body(kind: type[Body], value: Any, *, at: str = "") -> Body:
         errors = failure.errors(include_url=False)
     first = errors[0]
     # The message of a union has a part for each of its types: the place is what matters.
-    place = [part for part in first["loc"] if isinstance(part, int) or part not in ("str", "int")]
+    place = [part for part in first["loc"] if isinstance(part, int) or not _TYPE.fullmatch(part)]
     argument = at + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     expected, fix = first["msg"].removeprefix("Input should be "), f"see {kind.__name__} at /docs"
     if first["type"] == "extra_forbidden":
