@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reinforcement on constrained rollouts: what the loss needs, and examples/train_grpo.py with TRL."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from importlib import import_module
 from pathlib import Path

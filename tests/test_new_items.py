@@ -16,7 +16,6 @@ SHOP = SemanticIds(CODES, item_ids=["tea", "mate", "jam", "ham"], level_sizes=[2
 
 
 def test_equal_features_get_equal_codes_but_the_last_also_from_a_folder(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     draw = np.random.default_rng(0)
     features = draw.normal(size=(40, 6)) * [9, 3, 1, 1, 1, 1] + 50  # whose mean is not 0
     ids = semantic_ids_from_features(features, num_levels=2, num_codes=4)
@@ -31,7 +30,6 @@ def test_equal_features_get_equal_codes_but_the_last_also_from_a_folder(tmp_path
 
 
 def test_features_beside_histories_place_items_that_no_history_has() -> None:
-    pytest.importorskip("sklearn")
     groups = [[f"{group}{number}" for number in range(8)] for group in "ab"]
     draw = np.random.default_rng(0)
     shopping = [draw.permutation(groups[user % 2]).tolist() for user in range(40)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import train_as_rank
@@ -34,9 +35,6 @@ IDS = SemanticIds([[number // 4, number % 4] for number in range(12)], item_ids=
 # Each item is followed by the next: learnable in a few steps.
 CHAINS = [[NAMES[(start + step) % 12] for step in range(6)] for start in range(12)]
 QUICK: dict[str, Any] = {"max_items": 3, "max_steps": 60, "per_device_train_batch_size": 16, "use_cpu": True}
-
-
-# Histories
 
 
 def tables_of(rows: list[tuple[Any, ...]], folder: Path) -> list[Any]:
@@ -84,18 +82,13 @@ def test_tables_that_cannot_be_read(table: Any, how: dict[str, Any], message: st
         read_histories(table, **how)
 
 
-# Semantic IDs
-
-
 def test_equal_features_differ_in_the_last_code_only() -> None:
-    pytest.importorskip("sklearn")
     codes, _ = residual_kmeans(np.array([[0.0], [0.0], [5.0], [0.0]]), num_levels=2, num_codes=2)
     assert sorted(codes[[0, 1, 3], 2].tolist()) == [0, 1, 2]
     assert len(set(codes[[0, 1, 3], 0].tolist())) == 1
 
 
 def test_items_that_are_bought_together_have_ids_that_begin_alike() -> None:
-    pytest.importorskip("sklearn")
     groups = [[f"{group}{number}" for number in range(8)] for group in "ab"]
     draw = np.random.default_rng(0)
     shopping = [draw.permutation(groups[user % 2]).tolist() for user in range(40)]
@@ -109,9 +102,6 @@ def test_items_that_are_bought_together_have_ids_that_begin_alike() -> None:
 def test_histories_are_lists_of_numpy_integers_too() -> None:
     ids = SemanticIds([[0, 1], [1, 0], [2, 0]], item_ids=[7, 8, 9])
     assert HistoryWindows([[*np.array([7, 9])]], ids, window=2, seed=0)[0]["input_ids"].tolist() == [0, 4, 2, 3]
-
-
-# Windows
 
 
 def test_windows_are_pieces_of_the_history_and_others_in_every_epoch() -> None:
@@ -137,9 +127,6 @@ def test_validation_asks_for_last_items_only_and_padding_is_neither_seen_nor_pre
     assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [1, 4, 4, 4]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 0, 0, 0]]
     assert batch["labels"].tolist() == [[-100, -100, 5, 6], [1, -100, -100, -100]]
-
-
-# Training
 
 
 class Watch(TrainerCallback):
@@ -168,14 +155,12 @@ def test_a_recommender_learns_and_its_folder_is_all_that_is_needed(tmp_path: Pat
     assert not list((tmp_path / "made").glob("*.bin"))  # nothing pickled
     users = tmp_path / "users.jsonl"
     users.write_text('{"bought": ["item-1", "item-2"]}\n')
-    pytest.importorskip("pyarrow")
     made = hf_gr.recommend(tmp_path / "made", users, tmp_path / "recs.parquet", history="bought", top_k=3)
     assert made.num_rows == 1
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 def test_an_adapter_is_trained_and_merged(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     model = small_recommender(IDS, max_items=3, hidden_size=8)
     frozen = model.model.embed_tokens.weight.clone()
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
@@ -327,9 +312,6 @@ def test_bad_arguments_of_what_comes_before_are_refused(monkeypatch: pytest.Monk
         semantic_ids_from_features([[1.0]])
 
 
-# Several processes
-
-
 def train_in_two(folder: Path, way: str, trainer: str) -> tuple[list[dict[str, Any]], str]:
     """What each of two processes tells (`train_as_rank.py`), and what they write to stderr."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -348,7 +330,6 @@ def test_two_processes_train_the_model_of_one_whole_or_in_pieces(
     trainer: str, ways: list[str], tmp_path: Path
 ) -> None:
     """Two processes with half a batch each, with copies (DDP) and with pieces (FSDP2): the model of one process."""
-    pytest.importorskip("pyarrow")
     alone = train_as_rank.train("alone", trainer, tmp_path / "alone")
     load = AutoModelForGenerativeRetrieval.from_pretrained
     expected = load(tmp_path / "alone").state_dict()

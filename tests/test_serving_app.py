@@ -20,8 +20,6 @@ import pytest
 from serving_fake import FakeEngine, Log, httpx, in_loop
 
 from hf_gr import ConstraintIndex
-
-pytest.importorskip("fastapi")
 from hf_gr.serving import app as app_module
 from hf_gr.serving import logs
 from hf_gr.serving.app import MOST_AT_ONCE, MOST_CHANGES, MOST_LISTED, make_app
@@ -55,9 +53,6 @@ async def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 
 def ask(**body: Any) -> dict[str, Any]:
     return {"url": "/v1/recommend", "json": body}
-
-
-# Questions
 
 
 @in_loop
@@ -97,8 +92,6 @@ async def test_requests_and_answers() -> None:
             assert error["expected"] == f"1 to {MOST_AT_ONCE} in a list"
         assert len(engine.asked) == number
 
-
-# Bad requests
 
 WRONG_QUESTIONS: list[tuple[bytes, str, str]] = [
     (b"{", "body", "JSON"),
@@ -208,9 +201,6 @@ async def test_errors_of_the_engine() -> None:
     assert (told.value, told.expected, told.fix) == ("it's, expected: x", "items of the catalogue", "omit it")
 
 
-# Limits
-
-
 async def parts(taken: list[int]) -> AsyncIterator[bytes]:
     """A body of 100 parts, and those that were taken."""
     for number in range(100):
@@ -264,9 +254,6 @@ async def test_a_long_list_keeps_nobody_else() -> None:
         )
         assert sorted(one.status_code for one in lists) == [200] * 16 + [503]
         assert (await http.post("/v1/recommend", json=slow[:1])).status_code == 200
-
-
-# Keys
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -365,9 +352,6 @@ async def test_pages_of_other_sites_ask_where_they_may() -> None:
             make_app(FakeEngine(), origins=[origin])
 
 
-# The catalogue
-
-
 @in_loop
 async def test_changes_of_the_catalogue() -> None:
     async with client() as http:
@@ -463,9 +447,6 @@ async def test_visitors_of_a_demonstration_change_items_and_load_nothing(monkeyp
         assert set((await http.get("/openapi.json")).json()["paths"]["/v1/catalogue"]) == {"get", "patch"}
 
 
-# Life
-
-
 @in_loop
 async def test_the_server_answers_while_the_engine_warms_up() -> None:
     engine = FakeEngine(start_seconds=0.1)
@@ -493,9 +474,6 @@ async def test_the_server_answers_while_the_engine_warms_up() -> None:
         assert (await http.get("/healthz")).status_code == 200
     assert engine.is_closed
     assert never.is_closed  # the end came during the warm-up
-
-
-# Metrics, logs, documentation
 
 
 @in_loop

@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 from serving_fake import httpx
 
-pytest.importorskip("uvicorn")
-
 PROGRAM = """
 import json, resource, sys, threading, time
 from serving_fake import FakeEngine
