@@ -20,15 +20,15 @@ def test_mistakes_are_told_on_one_line(case: Case, users: Path, tmp_path: Path) 
     right = {"recommend": options_of(case, users, tmp_path / "r.parquet"), "evaluate": flags_of(compared)}
     for name, more, code, message in (
         ("recommend", {"model": tmp_path / "empty"}, 2, f"{tmp_path / 'empty'}"),
-        ("recommend", {"model": "no/model"}, 1, "model='no/model' is neither a folder here nor reachable on the Hub"),
-        ("recommend", {"option": "length_penalty"}, 2, "option='length_penalty', expected NAME=VALUE"),
-        ("recommend", {"option": "top_k=3"}, 2, "option='top_k=3', expected an argument of generate that has no flag"),
-        ("recommend", {"prefix-tokens": "1,x"}, 2, "prefix_tokens='1,x', expected integers such as 5,10"),
-        ("evaluate", {"num-beams": "x"}, 2, "num_beams='x', expected integers such as 5,10"),
-        ("evaluate", {"plot": "gone/m.png"}, 2, "plot='gone/m.png', expected an existing folder: gone is none"),
-        ("evaluate", {"plot": "m.gif"}, 2, "plot='m.gif', expected a name that ends in one of .png, .svg, .pdf"),
+        ("recommend", {"model": "no/model"}, 1, "--model 'no/model' is neither a folder here nor reachable on the Hub"),
+        ("recommend", {"option": "length_penalty"}, 2, "--option length_penalty, expected NAME=VALUE"),
+        ("recommend", {"option": "top_k=3"}, 2, "--option 'top_k=3', expected an argument of generate that has no flag"),
+        ("recommend", {"prefix-tokens": "1,x"}, 2, "--prefix-tokens '1,x', expected integers such as 5,10"),
+        ("evaluate", {"num-beams": "x"}, 2, "--num-beams x, expected integers such as 5,10"),
+        ("evaluate", {"plot": "gone/m.png"}, 2, "--plot 'gone/m.png', expected an existing folder: gone is none"),
+        ("evaluate", {"plot": "m.gif"}, 2, "--plot 'm.gif', expected a name that ends in one of .png, .svg, .pdf"),
         ("evaluate", {"index": ["a", "b"], "model": "m"}, 2, "--index is given 3 times and --model 2 times"),
-        ("evaluate", {"model": ["a=gone", "a=lost"]}, 2, "model='a' is given twice, expected different names"),
+        ("evaluate", {"model": ["a=gone", "a=lost"]}, 2, "--model a is given twice, expected different names"),
     ):
         done = command(name, *right[name], *flags_of(more))  # of options given twice, most count by their last
         assert (done.exit_code, done.stdout) == (code, ""), (more, done.output)
