@@ -20,9 +20,9 @@ def test_mistakes_are_told_on_one_line(case: Case, users: Path, tmp_path: Path) 
     right = {"recommend": options_of(case, users, tmp_path / "r.parquet"), "evaluate": flags_of(compared)}
     for name, more, code, message in (
         ("recommend", {"model": tmp_path / "empty"}, 2, f"{tmp_path / 'empty'}"),
-        ("recommend", {"model": "no/model"}, 1, "--model 'no/model' is neither a folder here nor reachable on the Hub"),
+        ("recommend", {"model": "no/model"}, 1, "--model 'no/model' is neither a folder here nor reachable"),
         ("recommend", {"option": "length_penalty"}, 2, "--option length_penalty, expected NAME=VALUE"),
-        ("recommend", {"option": "top_k=3"}, 2, "--option 'top_k=3', expected an argument of generate that has no flag"),
+        ("recommend", {"option": "top_k=3"}, 2, "--option 'top_k=3', expected an argument of generate that"),
         ("recommend", {"prefix-tokens": "1,x"}, 2, "--prefix-tokens '1,x', expected integers such as 5,10"),
         ("evaluate", {"num-beams": "x"}, 2, "--num-beams x, expected integers such as 5,10"),
         ("evaluate", {"plot": "gone/m.png"}, 2, "--plot 'gone/m.png', expected an existing folder: gone is none"),
