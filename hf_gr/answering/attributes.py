@@ -20,6 +20,7 @@ KINDS = {  # of columns: the types of a filter's values, and what errors call th
     "number": ((int, float), 'a list of numbers, or {"min": 5, "max": 20}'),
     "text": ((str,), "a list of texts"),
 }
+LARGEST = 2**1023  # of a number that a float holds
 
 
 class Attributes:
@@ -97,11 +98,14 @@ class Attributes:
         is_range = kind == "number" and isinstance(wanted, Mapping) and wanted.keys() <= {"min", "max"}
         bounds: dict[str, float] = dict(wanted) if is_range else {}
         values: Any = bounds.values() if is_range else wanted
-        if not (is_range or isinstance(wanted, (list, tuple))) or not all(type(value) in types for value in values):
+        is_fit = is_range or isinstance(wanted, (list, tuple))
+        if is_fit:
+            is_fit = all(type(value) in types and (kind != "number" or abs(value) < LARGEST) for value in values)
+        if not is_fit:
             raise ValueError(f"filter[{name!r}]={shown(wanted)}, expected {expected}: the column has such values")
         if not is_range:
-            return frozenset(values)
-        return bounds.get("min", -math.inf), bounds.get("max", math.inf)
+            return frozenset(map(float, values) if kind == "number" else values)
+        return float(bounds.get("min", -math.inf)), float(bounds.get("max", math.inf))
 
 
 def _read(path: Any) -> Any:
