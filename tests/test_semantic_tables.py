@@ -48,8 +48,8 @@ def write(path: Path, columns: dict[str, Any]) -> Path:
 
 def read(path: Path, **options: Any) -> SemanticIds:
     if path.suffix == ".csv":
-        return SemanticIds.from_csv(path, delimiter=";", **options)
-    return (SemanticIds.from_parquet if path.suffix == ".parquet" else SemanticIds.from_jsonl)(path, **options)
+        options["delimiter"] = ";"
+    return SemanticIds.from_table(path, **options)
 
 
 FORMS: dict[str, Any] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,31 +36,8 @@ from .trie import PADDING
 
 OPTIONAL = ("tokenizer", "levels")  # of a description: of labels, of semantic IDs
 
-Read = TypeVar("Read", bound="TableFiles")  # not `Self`, which beartype accepts only on whole classes
 
-
-class TableFiles:
-    """`from_table` of one kind of files, under its name."""
-
-    from_table: Any
-
-    @classmethod
-    def from_parquet(cls: type[Read], path: str | Path | Sequence[str | Path], **options: Any) -> Read:
-        """`from_table` of Parquet files."""
-        return cls.from_table(path, format="parquet", **options)
-
-    @classmethod
-    def from_csv(cls: type[Read], path: str | Path | Sequence[str | Path], **options: Any) -> Read:
-        """`from_table` of CSV files."""
-        return cls.from_table(path, format="csv", **options)
-
-    @classmethod
-    def from_jsonl(cls: type[Read], path: str | Path | Sequence[str | Path], **options: Any) -> Read:
-        """`from_table` of files of JSON lines."""
-        return cls.from_table(path, format="jsonl", **options)
-
-
-class ConstraintIndex(HubMixin, TableFiles, what="constraint index", files=storage.FILES):
+class ConstraintIndex(HubMixin, what="constraint index", files=storage.FILES):
     """The set of token sequences that may be generated, and the items that they stand for.
 
     Pass it to `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may

@@ -25,7 +25,7 @@ from hf_gr.files.text import counted, named_in_errors
 from . import storage
 from .code_book import as_text, some_items
 from .fanout import smallest_dtype
-from .index import ConstraintIndex, TableFiles
+from .index import ConstraintIndex
 from .item_ids import ItemId, ItemIds, check_item_ids, history_lists, read_item_ids
 from .new_items import as_features, by_distance, by_votes, free_codes, neighbours_of
 from .recipes import TEMPLATE, CodeReader, in_other_case, read_recipe, token_texts
@@ -36,7 +36,7 @@ FORMAT_VERSION = 1
 FILES = ("semantic_ids.json", "semantic_ids.safetensors")  # one folder may hold those of an index, too
 
 
-class SemanticIds(HubMixin, TableFiles, what="set of semantic IDs", files=FILES):
+class SemanticIds(HubMixin, what="set of semantic IDs", files=FILES):
     """The semantic IDs of a set of items, and the tokens that a model knows them by.
 
     Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,
