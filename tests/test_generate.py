@@ -509,11 +509,14 @@ def test_a_quantised_models_weights_are_no_tensors(family: str, monkeypatch: pyt
     monkeypatch.setattr(mixin, "generate_by_processor", None)
     plain, inputs = enabled(family), prompts(2, 6)
     model = torch.ao.quantization.quantize_dynamic(plain, {torch.nn.Linear}, dtype=torch.qint8)
-    common = {**inputs, "constraint_index": INDEX, "num_beams": 4, "num_return_sequences": 4, **DETAILS}
-    out, exact = model.generate(**common), plain.generate(**common)
+    common = {**inputs, "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    out, exact = (one.generate(**common, constraint_index=INDEX) for one in (model, plain))
     assert all(INDEX.items(out.sequences[:, -4:]))
-    # 8 bits for weights and activations alike.
+    # 8 bits for weights and activations alike; one scale for all activations of a forward, here the same tokens'.
     torch.testing.assert_close(out.sequences_scores, exact.sequences_scores, atol=0.5, rtol=0)
+    rows = model.generate(**common, logits_processor=[ConstraintLogitsProcessor(INDEX)], max_new_tokens=4)
+    assert rows.sequences.equal(out.sequences)
+    torch.testing.assert_close(rows.sequences_scores, out.sequences_scores)
 
 
 # How models get it

@@ -23,6 +23,7 @@ it is often right, as a trained one would be; the head is random, so that the mo
 
     python examples/benchmark/drafting.py         # three catalogues; Beauty is skipped without the data
     python examples/benchmark/drafting.py --device cuda --dtype bfloat16 --layers 28 --hidden 1024
+    python examples/benchmark/drafting.py --cpu-time --layers 28 --hidden 1024 --settings 1,32,1 1,32,20
     python examples/benchmark/drafting.py --fast  # a tiny model, a few seconds
 """
 
@@ -31,6 +32,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -122,15 +124,17 @@ def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Na
             **extra,
         )
 
-    asked = contenders(draft, options)
+    every = contenders(draft, options)
+    asked = {name: every[name] for name in every if name == PLAIN or name in (options.contenders or every)}
     happened = {name: out.speculation for name, out in compared(bench, setting, asked, ask)}
     seconds: dict[str, list[float]] = {name: [] for name in asked}
     for repeat in range(options.repeats + 1):
         turn = list(asked)
         for name in turn if repeat % 2 else reversed(turn):
+            start = time.process_time()
             taken = timed(lambda extra=asked[name]: ask(extra), bench.device)[1]
             if repeat:  # the first round warms up
-                seconds[name].append(taken)
+                seconds[name].append(time.process_time() - start if options.cpu_time else taken)
     memory = {name: peak(lambda extra=extra: ask(extra), bench.device) for name, extra in asked.items()}
     share = draft.num_parameters() / bench.enabled.num_parameters()
     reads = {name: 1 + now.target_forwards + share * now.draft_forwards for name, now in happened.items()}
@@ -165,7 +169,8 @@ def compared(
         if name in CHANGED:
             continue
         sequences = out.sequences[:, prompt_length:].view(*shape, bench.length)
-        answer = Answer(sequences, out.sequences_scores.view(shape))
+        scores = out.sequences_scores if setting.beams > 1 else torch.zeros(shape)  # one beam has none
+        answer = Answer(sequences, scores.view(shape))
         wanted = wanted or answer  # plain search is the first
         exact = bench.plain.dtype is torch.float32
         wrong = difference(answer, wanted, SCORE_TOL[bench.plain.dtype], exact=exact)
@@ -196,6 +201,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help=f"folder with {' and '.join(FILES)}")
     parser.add_argument("--settings", type=Setting.parse, nargs="+", metavar=METAVAR, default=None)
     parser.add_argument("--budgets", type=int, nargs="+", default=[512], help="budget of drafting='trie', in nodes")
+    parser.add_argument("--contenders", nargs="+", help="some of them, beside plain search (all)")
+    parser.add_argument("--catalogues", nargs="+", choices=[*CATALOGUES, *FAST_CATALOGUES], help="some of them (all)")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time, for a shared machine and one thread")
     parser.add_argument("--hidden", type=int, default=None, help="512; 64 with --fast")
     parser.add_argument("--layers", type=int, default=None, help="6; 2 with --fast")
     parser.add_argument("--draft-layers", type=int, default=1, help="layers of the draft model, the target's first")
@@ -219,7 +227,11 @@ def main(arguments: list[str] | None = None) -> None:
     options.device = torch.device(options.device)
     results = []
     for name, catalogue in (FAST_CATALOGUES if options.fast else CATALOGUES).items():
-        if catalogue[0] == "beauty" and not is_there(options.data, fast=True):
+        if (
+            name not in (options.catalogues or [name])
+            or catalogue[0] == "beauty"
+            and not is_there(options.data, fast=True)
+        ):
             continue
         bench = make_bench(catalogue, options)
         draft = make_draft(bench, options)

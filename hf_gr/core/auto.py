@@ -99,6 +99,26 @@ def choose_draft(
         >>> choose_draft(beauty, 20, Costs(forward=8e-3, token=1e-3), budget=512)
         ('none', 1)
     """
+    expected, size = expected_seconds(
+        widths, num_beams, costs, budget=budget, below_prompt=below_prompt, searches=searches
+    )
+    name = "none"
+    for other, seconds in expected.items():
+        if seconds < (1.0 - LEAST_GAIN) * expected[name]:
+            name = other
+    return name, size
+
+
+def expected_seconds(
+    widths: Sequence[int],
+    num_beams: int,
+    costs: Costs,
+    *,
+    budget: int,
+    below_prompt: bool = True,
+    searches: Sequence[Search] = (),
+) -> tuple[dict[str, float], int]:
+    """The seconds after the prompt's forward, by draft, and the node budget of "trie"; arguments as above."""
     last, plain = len(widths) - 1, costs.forward + costs.token * num_beams
     below = [_nodes_below_beams(widths, num_beams, level) for level in range(last)]
 
@@ -125,11 +145,8 @@ def choose_draft(
 
     sizes = {1, *(size for numbers in below for size in accumulate(numbers) if size <= budget)}
     size = min(sorted(sizes), key=with_trie)  # of equally fast ones the smallest
-    best, name = plain * (last - 1), "none"
-    for other, seconds in [("trie", with_trie(size)), *((search.name, with_search(search)) for search in searches)]:
-        if seconds < (1.0 - LEAST_GAIN) * best:
-            best, name = seconds, other
-    return name, size
+    expected = {"none": plain * (last - 1), "trie": with_trie(size)}
+    return expected | {search.name: with_search(search) for search in searches}, size
 
 
 def _nodes_below_beams(widths: Sequence[int], num_beams: int, level: int) -> list[int]:
