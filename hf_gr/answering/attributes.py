@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attributes of items, from a table, and filters by them. Knows no catalogue and no model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from operator import itemgetter

@@ -6,8 +6,6 @@
 differs is how models are loaded and told apart, how a batch reaches them, which batches suit them, and where they run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of prompts of different lengths, with little padding. Knows lengths only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

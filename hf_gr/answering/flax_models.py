@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in Flax that answer: loaded, told apart, and given prompts. Knows no users. `torch_models` is its twin."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

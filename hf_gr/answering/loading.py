@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Catalogues and tokenizers, by name or already loaded, names of models, padded prompts. Knows no framework."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

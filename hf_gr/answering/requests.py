@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request of one user: lists of items, the prompt of a history, the fallback. Knows no model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

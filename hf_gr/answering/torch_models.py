@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in PyTorch that answer: loaded, told apart, and given prompts. Knows no users. `flax_models` is its twin."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags as bits, the least significant bit of a byte first. Knows no trie."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -6,8 +6,6 @@ A model's config, a draft model's and a draft head carry one of the items that t
 code book if most items that both know have other tokens there; items that are added or removed change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 

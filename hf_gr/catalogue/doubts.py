@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signs that codes of semantic IDs were compiled as token ids: everything runs then, but every answer is wrong."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

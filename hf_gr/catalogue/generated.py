@@ -5,8 +5,6 @@
 Axes: R generated rows of T tokens, R / B of them for each of B requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@
 Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which tokenizes a leading space and the label.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import unicodedata

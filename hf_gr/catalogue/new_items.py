@@ -5,8 +5,6 @@
 Axes: N items, M new ones, D features, L levels; the last code tells apart items that share all others.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any

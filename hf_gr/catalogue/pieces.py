@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large arrays in pieces that fit a cache, in two threads. Knows no catalogue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

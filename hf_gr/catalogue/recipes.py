@@ -5,8 +5,6 @@
 Source: `*.index.json` of LC-Rec, LETTER and MiniOneRec, and the strings of the package semantic-id, version 0.2.5.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

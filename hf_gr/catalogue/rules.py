@@ -5,8 +5,6 @@
 Axes: B requests; E hidden nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast

@@ -7,8 +7,6 @@ An answer is `label, separator, label, ..., end token`, every label at most once
 Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", whose processor lets a label repeat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

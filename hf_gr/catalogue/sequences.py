@@ -5,8 +5,6 @@
 Axes: N sequences, T tokens of the longest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any, cast

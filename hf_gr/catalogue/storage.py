@@ -9,8 +9,6 @@ which older files have alone. They tell damage, not forgery.
 Arrays are mapped into memory. A mapped file may be replaced, as `save` does, but not overwritten in place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

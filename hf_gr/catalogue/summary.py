@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts what a catalogue holds. Knows no output."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hf_gr.files.cards import LevelSummary, Summary

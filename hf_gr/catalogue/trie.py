@@ -9,8 +9,6 @@ Axes: N rows, S distinct sequences, L levels; level 0 is the root (node 0), leve
     tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of several labels, by transformers' constrained beam search. Knows no text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

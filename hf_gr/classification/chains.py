@@ -8,8 +8,6 @@ keys are, to what comes below it. The same as the jump-forward decoding of SGLan
 Axes: S sequences, T tokens of one, E edges, C tokens of the longest chain; B batch, N nodes, D depth, R tokens read.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ A call turns texts into padded prompts (`prompts`), prompts into log-probabiliti
 of several labels `beam_search`), and those into scores and ranked labels.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args

@@ -5,8 +5,6 @@
 Axes: B batch, P prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

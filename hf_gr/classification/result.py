@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `classify` returns: ranked labels, how they were found, and measures against the right ones. Scores nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts from tables, and their labels as a table of Parquet. Knows no model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

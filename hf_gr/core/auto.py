@@ -8,8 +8,6 @@ levels saves m forwards and costs the subtree's nodes. In the prompt's own forwa
 Axes: K beams, L levels.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -5,8 +5,6 @@
 Axes: B batch, K beams, C children, M candidates kept, L tokens of the longest sequence, R returned sequences a row.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

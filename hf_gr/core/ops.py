@@ -5,8 +5,6 @@
 Everything else is written in operators and methods that all three kinds of arrays have. Places are within range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@
 Axes: B batch, K beams, R returned sequences a row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -5,8 +5,6 @@
 Axes: B batch, K beams, N drafted nodes, W nodes one level above them, C children, M candidates kept.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxtyping import Bool, Float, Int

@@ -5,8 +5,6 @@
 Axes: K beams, N nodes, L levels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same call by transformers' own constrained generation and by hf_gr: equal answers, then the time."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from dataclasses import dataclass

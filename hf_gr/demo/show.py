@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo prints. Measures nothing."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec

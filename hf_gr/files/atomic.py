@@ -7,8 +7,6 @@ content is in a hidden folder in the same place, which its writer has locked: th
 writer dies, and the next writer of the same machine removes the folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

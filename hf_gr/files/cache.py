@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's cache folder. Does not know what is in it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

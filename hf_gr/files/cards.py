@@ -5,8 +5,6 @@
 Axes: S sequences, I items.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

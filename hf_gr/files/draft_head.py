@@ -6,8 +6,6 @@ It knows no framework either: backends bring safetensors' module for their tenso
 an index (`hf_gr.files.pairs`), if an interrupted save left two different texts, the one in the tensors' file holds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

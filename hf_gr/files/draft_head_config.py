@@ -7,8 +7,6 @@ Source: NEZHA, sections 3 and 4 (its ablations).
 Axes: L levels, H hidden size, T_l codes of level l.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 

@@ -6,8 +6,6 @@
 model's, and knows no `subfolder` and no `verify`.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ interruption, loading gives the old pair or the new one. The text carries a dige
 file from one of an interrupted save.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress of long work, by tqdm: a bar for people, lines for logs. Knows how much is done, not what it is."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text for people: names on a terminal, counts, and names of files in errors about their contents."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

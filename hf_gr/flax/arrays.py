@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the Flax side writes and reads arrays. Does not know what they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@
 Axes: B batch, K beams, N nodes of a level of the search, D nodes of a draft, S slots, V vocabulary, C children.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

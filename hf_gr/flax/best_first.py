@@ -8,8 +8,6 @@ every row, whatever their lengths; a row that is done scores padding until all a
 Axes: M prefixes scored in one forward.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

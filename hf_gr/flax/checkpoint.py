@@ -6,8 +6,6 @@ Names and shapes are Hugging Face's, so that reading and writing is the identity
 tensor is read; files are replaced after the last one is written.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

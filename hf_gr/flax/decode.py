@@ -13,8 +13,6 @@ among the nodes that the forward scored: each row advances at its own pace.
 Axes: R returned sequences a row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

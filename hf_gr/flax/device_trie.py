@@ -7,8 +7,6 @@ buckets, and numbers of nodes are arrays. Only the levels, their (bucketed) bran
 whether a sequence can end there are static. Nothing is searched: a program without loops compiles faster, too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary

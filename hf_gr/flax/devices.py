@@ -6,8 +6,6 @@ Over "data" every device runs the one-device program on its own rows, with the c
 nothing is exchanged. Over "model" the weights are sharded, and XLA's partitioner adds the exchanges.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

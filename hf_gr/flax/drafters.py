@@ -5,8 +5,6 @@
 Inside a program shapes are fixed, so a draft always has as many nodes, padding included.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

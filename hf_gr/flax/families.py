@@ -6,8 +6,6 @@ A family with rotary embeddings is a row of `FAMILIES`. A config field that asks
 by name.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Numbers follow transformers: norms, softmax and logits in fp32, everything else 
 Axes: B batch, H key-value heads, G query heads of each of those, N queries, S keys, D width of a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

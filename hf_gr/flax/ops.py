@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf_gr.core.ops` in JAX; and what is made of these arrays, as arguments of programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters under dotted names, as attributes of nnx modules. Knows no model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of one call. Decides nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

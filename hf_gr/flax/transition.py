@@ -10,8 +10,6 @@ No shape depends on what changes with a catalogue: every catalogue has bits, if 
 Axes: B batch, K beams, C children: the largest branching of the level, a static shape; E hidden nodes; U rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

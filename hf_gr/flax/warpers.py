@@ -6,8 +6,6 @@ Illegal tokens have a score of `-inf` by then, so omitting them changes nothing.
 dropped together here; transformers' `TopPLogitsWarper` may keep some of them.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`item_ids` of what `generate` returns, in both backends. Knows no framework; the catalogue finds the items."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

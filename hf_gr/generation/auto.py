@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which backend a model is for. Loads that one alone, on first use: neither framework is needed for the other."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path

@@ -5,8 +5,6 @@
 Axes: B batch, P prompt, Q first tokens of an encoder-decoder's sequences.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

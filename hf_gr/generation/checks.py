@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of both backends, before any work, and what both read from a call. Knows NumPy alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from numbers import Real

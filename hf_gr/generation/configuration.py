@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GRGenerationConfig`: what transformers' configuration lacks. Holds values; loads nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

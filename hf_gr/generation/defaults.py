@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes of a search that a call does not say. Checks nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hf_gr.catalogue.snapshot import Snapshot

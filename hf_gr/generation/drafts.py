@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all kinds of drafts share in both backends: how one is chosen, and what it refuses. Drafts nothing."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal

@@ -6,8 +6,6 @@ A newer transformers may rename any of these. tests/test_internals.py says which
 elsewhere. Public names are imported where they are used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from typing import Any

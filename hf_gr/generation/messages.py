@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warnings of a call: each is logged once a process."""
 
-from __future__ import annotations
-
 import logging
 
 logger = logging.getLogger("hf_gr.generation")

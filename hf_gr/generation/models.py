@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts in the configs of a model and of a call, each read in one place. Knows no framework and no weights."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

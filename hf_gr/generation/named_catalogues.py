@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogues that a call or a checkpoint names. Loads each once, and again when its folder has changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -5,8 +5,6 @@
 Axes: B prompts, P tokens of the longest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

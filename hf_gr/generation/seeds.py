@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seeds of a call's prompts. Knows NumPy alone; what is drawn from a seed is the engines' `noise`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

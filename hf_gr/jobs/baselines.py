@@ -8,8 +8,6 @@ Sarwar et al., Item-based collaborative filtering recommendation algorithms, 200
 Axes: I items that histories have, numbered by first sight; H histories; P the items of all histories, one by one.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain

@@ -5,8 +5,6 @@
 Rows come from the same code as `recommend`'s, over the same processes; only the first process counts.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import tempfile

@@ -5,8 +5,6 @@
 All files are read in step, a row of each at a time: a user counts for all models or for none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranking metrics, one user at a time. Knows lists of item ids and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from math import log2
 from typing import Any

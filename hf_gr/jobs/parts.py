@@ -8,8 +8,6 @@
 Knows nothing of the rows' meaning except the columns that are counted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of users, and its rows as requests, each with its target. What is wrong with a row is its problem alone."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ number of processes nor on what is finished, so one process and many write the s
 existing parts. Memory is that of a window, unless the rows are to stay in memory.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine answers, how it refuses, and what it tells observers. Knows no model, no queue and no HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -10,8 +10,6 @@
 Needs `pip install "hf-gr[serve]"`. `hf-gr serve` runs it in one process, `hf_gr.serving.ray_serve` in many.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -10,8 +10,6 @@ door.
 Source: xGR, section 7 (batching by token capacity, several streams); deadlines and admission are ours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a failed request is told: its status, its error, and when to retry. Knows no web framework."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

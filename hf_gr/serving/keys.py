@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may ask the server, and who may change its catalogue. Knows no engine."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import re

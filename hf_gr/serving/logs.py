@@ -6,8 +6,6 @@ No body, no argument's value and no message of a `ValueError` or `KeyError` is e
 user: of an exception the type and the places in the code are told.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

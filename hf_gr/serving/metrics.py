@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts and times of a server for Prometheus, in a registry of their own. Knows no web framework."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 from prometheus_client import GC_COLLECTOR, CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector

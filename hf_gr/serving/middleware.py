@@ -5,8 +5,6 @@
 Knows no engine. In plain ASGI, so that a body too large is never read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server as one process: uvicorn, with an end that drains, and slow and too many clients cut. Knows no engine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

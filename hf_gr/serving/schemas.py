@@ -6,8 +6,6 @@ A body is read by pydantic once, strictly: `"5"` is no integer, and an unknown k
 list is read up to its first error: pydantic needs seconds, and a kilobyte, for each thousand.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, TypeVar
 

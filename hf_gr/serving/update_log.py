@@ -16,8 +16,6 @@ is of a writer that was killed, and the next one removes it; any other line that
 Locks are those of one machine: on a shared disk let one machine write.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

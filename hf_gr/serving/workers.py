@@ -5,8 +5,6 @@
 On two CPU cores two workers answer more requests than one call on both: a forward does not use two threads well.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands in a cell: integers and lists of ids in texts. Knows no table and needs no pyarrow."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

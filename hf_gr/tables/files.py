@@ -6,8 +6,6 @@ Each format is read by pyarrow's own reader, and not through `pyarrow.dataset`: 
 JSON from its first block, and counts the rows of an error from there.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence

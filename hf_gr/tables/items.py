@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of item ids in files, one or one a user. Knows no catalogue: ids of text files are texts."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

@@ -5,8 +5,6 @@
 A library is imported only if one of its tables is given.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from os import PathLike

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of purchases to histories; what is left out is counted and told. Knows no tokens and no model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC
 from importlib.util import find_spec

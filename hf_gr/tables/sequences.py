@@ -7,8 +7,6 @@ Each batch becomes an array at once, so memory is little more than the result.
 Axes: N rows, T tokens of the longest sequence; a batch has n rows and t tokens in its longest one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain

@@ -6,8 +6,6 @@ A shard is written under another name first, then renamed; what a kill leaves, t
 decides its rows, so that those of another run are never mixed in. Of two concurrent runs the second is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

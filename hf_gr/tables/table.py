@@ -5,8 +5,6 @@
 A role is the argument that names the column, which errors name, too.
 """
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ A forward scores the best prefixes of every row, whatever their lengths, and wit
 each, the host asks how many prefixes the next one has; nothing else synchronises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@
 Axes: B batch, K beams, N nodes of a level, C children.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress

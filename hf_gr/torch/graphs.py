@@ -10,8 +10,6 @@ model.
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs; xGR, section 7 (graph dispatch).
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

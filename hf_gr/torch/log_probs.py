@@ -8,8 +8,6 @@ kernel.
 Axes: R rows (the beams of all requests), V vocabulary, C children.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import cache

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf_gr.core.ops` in PyTorch, and numbers of the host on a device. None of these waits for one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

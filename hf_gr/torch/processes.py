@@ -5,8 +5,6 @@
 Knows neither what they do nor transformers.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import logging

@@ -9,8 +9,6 @@ argument does where attention functions are ours (`hf_gr.torch.tree_attention`).
 Axes: B batch, N nodes of a level, V vocabulary, P prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable

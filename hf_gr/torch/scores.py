@@ -5,8 +5,6 @@
 Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

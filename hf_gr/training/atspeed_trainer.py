@@ -6,8 +6,6 @@ The teacher data holds everything from the target; checkpoints, mixed precision,
 resuming are transformers' own. Source: AtSpeed, section 3 and appendix A.3.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import torch

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the trainers here share: a custom loss, their data, batches by length. Knows no loss and no data."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -6,8 +6,6 @@ One forward of the model over prompt and placeholders, then the head on the labe
 precision, several processes, logging and resuming are transformers' own. Source: NEZHA, algorithm 3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

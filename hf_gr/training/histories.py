@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of purchases, one interaction a row, as a history per user. Knows no tokens and no model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path

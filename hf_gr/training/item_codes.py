@@ -6,8 +6,6 @@ Source: residual quantisation as in TIGER (Rajput et al., 2023, section 3.1), wi
 Axes: N items, D features, L codes (the residual levels and the last code, which tells apart items that collide).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec

@@ -12,8 +12,6 @@ children) does not affect a loss, whatever finite number it holds, and its gradi
 Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ equal prefixes.
 Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -9,8 +9,6 @@ Source: TIGER, section 3.2.
 Axes: U users, I items of all histories, N items of the catalogue, L tokens of an item, B batch, P tokens of a window.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterable, Sequence

@@ -9,8 +9,6 @@ Source: AtSpeed, section 3.1 and appendix A.3 (the sequences of the search's las
 Axes: B batch, K sequences, L positions of the longest sequence, V vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

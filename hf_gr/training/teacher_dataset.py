@@ -8,8 +8,6 @@ memory (as `datasets` does), so that a process holds only the pages that it has 
 Axes: B batch, K sequences, L positions, T tokens of a label, P prompt.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training and validation data of a recommender: windows of histories, and last items. Knows no model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ There is no `requirements.txt` next to it: transformers would look for an instal
 the path, and not name the fix, all before `generate.py` could.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ transformers puts the function below in the place of `model.generate` when a mod
 checkpoint is an ordinary one. `model.save_pretrained(..., custom_generate=True)` of hf_gr writes it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 try:

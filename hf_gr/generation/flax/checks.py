@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a call in Flax, before any work: what no backend accepts, and what only PyTorch does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any

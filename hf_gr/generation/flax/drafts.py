@@ -5,8 +5,6 @@
 Knows no PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in Flax with the mixin: loaded with it, or enabled later. Knows no decoding."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

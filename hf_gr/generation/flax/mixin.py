@@ -8,8 +8,6 @@ The path of a call: `Call.read` (arguments, checks), `hf_gr.flax.decode.decode_p
 Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `generate` returns in Flax: transformers' fields, as JAX arrays. transformers' own classes need PyTorch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

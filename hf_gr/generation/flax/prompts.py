@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prompt of a call in Flax: read from its arguments, and brought to the shape of a compiled program."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -10,8 +10,6 @@ other threads and models are not affected. "eager" is not registered but each mo
 Source: xGR, section 5.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import wraps

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint's files in addition to transformers' own, when it is saved and when it is pushed. Knows no decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path

@@ -6,8 +6,6 @@ Axes: P prompts; R rows, as many for each prompt; T generated tokens; S scored p
 after all tokens; V tokens of the vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

@@ -9,8 +9,6 @@ by distance to its attention: the mask gets the wanted bias, less that of the ca
 Axes: B batch, N nodes, S keys of the decoder, H heads.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -6,8 +6,6 @@ There are two. A run of `recommend` resumes only if every bit of the model is th
 to make, is rewritten only for another model, which a few of its weights identify at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 from operator import itemgetter
 from typing import Any

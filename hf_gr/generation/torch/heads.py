@@ -6,8 +6,6 @@ A head is the submodule `model.draft_head`; its weights are in files of their ow
 transformers. Its placeholders are rows of the model's embeddings and, where there is one, tokens of the tokenizer.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ Known families are listed, each tested against transformers. Any other model is 
 its own plain forward; one that fails decodes in transformers' loop.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in PyTorch with the mixin: loaded with it, or given it afterwards. Knows no decoding."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

@@ -5,8 +5,6 @@
 Marks what is no item there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

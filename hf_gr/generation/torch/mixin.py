@@ -7,8 +7,6 @@ The path of a call: `Call.read` (arguments, checks), `Call.prepare` (transformer
 `hf_gr.torch.transition.children`), `Call.answer`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace

@@ -5,8 +5,6 @@
 Facts in its configs, for both backends, are in `hf_gr.generation.models`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers' outputs of `generate`, plus `num_proven`, `speculation`, `seeds` and `item_ids`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prompts of a batch in their own forwards: equal ones once, and short ones without the padding of long ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

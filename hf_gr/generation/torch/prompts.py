@@ -5,8 +5,6 @@
 Axes: B batch, P prompt, L placeholders, H hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Iterator

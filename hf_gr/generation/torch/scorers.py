@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scorer of a model over prompts. Knows transformers' caches, masks and positions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@
 Axes: B batch, N nodes, V vocabulary, U tokens of the catalogue.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@
 It uses the public endpoints; of its own it has the titles of items. Needs `pip install "hf-gr[serve]"`.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import mimetypes
