@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a new user does first, with an installed hf_gr and without a checkout: `python smoke.py README.md EXTRAS`."""
 
-from __future__ import annotations
-
 import json
 import pydoc
 import re

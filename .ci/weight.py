@@ -10,8 +10,6 @@ A function counts once, however often it is called; so do comprehensions and lam
 Depth counts our functions alone: one of ours that transformers calls for one of ours is one deeper.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

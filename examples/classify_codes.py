@@ -19,8 +19,6 @@ example shows what the constraint changes, not how well codes can be assigned.
     python examples/classify_codes.py --fast  # 2 diagnoses; the first run also converts the model's file, once
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

@@ -22,8 +22,6 @@ bought it and, within a period, as its smallest relative position in a history.
     python examples/cold_start.py --fast            # seconds: the method, not its quality
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -20,8 +20,6 @@ The folder it writes has the model, its tokenizer and the index:
     hf-gr classify --model out --index out --input tickets.csv --text body --output ranked.parquet
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import shlex

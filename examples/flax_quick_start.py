@@ -8,8 +8,6 @@
 Items and weights are made up; nothing is downloaded. Several devices share the users.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

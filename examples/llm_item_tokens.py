@@ -18,8 +18,6 @@ method.
     python examples/llm_item_tokens.py --fast    # seconds, always with the tiny model
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Iterable, Sequence

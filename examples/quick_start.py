@@ -8,8 +8,6 @@ Items and weights are made up. For your own, use `AutoModelForGenerativeRetrieva
 for the model, and `SemanticIds.from_json` or `from_tokenizer` for the semantic IDs that it was trained with.
 """
 
-from __future__ import annotations
-
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -9,8 +9,6 @@ Where the users are a file and the answers too, `hf_gr.recommend` does the same 
 rows in order, and errors by row. Ray Data is for pipelines that have other steps before and after.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -12,8 +12,6 @@ kill, the same command resumes where it stopped. `--device-map auto` instead spr
 device over all of them: start it with `python`, as one process.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

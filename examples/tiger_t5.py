@@ -19,8 +19,6 @@ without it, 2.1% of the beams were no film. `--ahead 1` for as many steps: 3.4%.
 seed)
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import tempfile

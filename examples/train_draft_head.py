@@ -23,8 +23,6 @@ which also trains the model unless it is `--head-only`: so the hits do not compa
     python examples/train_draft_head.py --fast  # seconds, on made-up interactions: the method, not its quality
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -24,8 +24,6 @@ Without `--model` a small one is trained first, with semantic IDs made from whic
 Its twin, `train_draft_head.py`, trains a part of the checkpoint that needs no second model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -17,8 +17,6 @@
 The first command found no gain: recall@10 is level with before, and worse than training longer (guides/training.md).
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import math

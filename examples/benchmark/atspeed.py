@@ -22,8 +22,6 @@ kept in the folder `--work` under names that tell how they were made.
 Axes: seeds, users.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -12,8 +12,6 @@ of the user's own. Intervals are 95%, by users drawn again; differences are of t
     python examples/benchmark/backbone.py --fast     # a minute: the method, not the numbers
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

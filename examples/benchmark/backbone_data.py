@@ -11,8 +11,6 @@ them follow which far more slowly than IDs that also know which items were bough
 both: an item's neighbours in training histories, and the first two codes of its text. Films have IDs of that kind.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

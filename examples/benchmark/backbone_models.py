@@ -10,8 +10,6 @@ loss are kept. Each is trained once; a changed recipe trains again.
 - items: the backbone's architecture over one token per item, as SASRec: what semantic IDs cost or bring.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

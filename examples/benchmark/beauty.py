@@ -10,8 +10,6 @@ constrained them.
     python examples/benchmark/beauty.py --fast    # 64 of them
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

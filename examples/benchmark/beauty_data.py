@@ -9,8 +9,6 @@ checksums with those of RESULTS.md:
     python examples/benchmark/beauty_data.py AtSpeed/data/beauty data/beauty
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

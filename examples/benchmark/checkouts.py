@@ -15,8 +15,6 @@ The random calls are those of `tests/fuzz`: families, catalogues, rules, updates
 refuses is counted by its error. A ratio of 0.9 means that this checkout takes nine tenths of the other one's time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

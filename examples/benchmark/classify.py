@@ -12,8 +12,6 @@ block > category > code) and SmolLM2-135M, all nodes scored against the bounded 
     python examples/benchmark/classify.py --fast          # tiny models, a few seconds
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import statistics

@@ -27,8 +27,6 @@ it is often right, as a trained one would be; the head is random, so that the mo
     python examples/benchmark/drafting.py --fast  # a tiny model, a few seconds
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import statistics

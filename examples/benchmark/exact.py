@@ -18,8 +18,6 @@ force, transformers' own forward over all items. A proven list that is not the t
     python examples/benchmark/exact.py --fast     # seconds: the method, not the numbers
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import statistics

@@ -15,8 +15,6 @@ items; prompts of 1,000 tokens. Contenders take turns, medians of wall-clock sec
     python examples/benchmark/gpu.py --fast     # seconds, on any machine: the method, not the numbers
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -23,8 +23,6 @@ own, which computes the prompt once a beam: on few rows. `drafting.py` has the t
 Axes: S seeds, R rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

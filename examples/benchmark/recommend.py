@@ -8,8 +8,6 @@ The model is a small Qwen3 with random weights: neither figure depends on what i
     python examples/benchmark/recommend.py --fast
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

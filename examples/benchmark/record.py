@@ -15,8 +15,6 @@ To change an experiment, change its command in RESULTS.md; to add one, add a sec
     python examples/benchmark/record.py --all      # hours: also what trains models
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@
 `record.py` runs a script and writes what it prints into RESULTS.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

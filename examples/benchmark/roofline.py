@@ -16,8 +16,6 @@ and that a model's size does not change. This CPU's two are measured, in fp32.
 Axes: B batch, P prompt, K beams, L tokens of an item, V vocabulary.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from dataclasses import dataclass

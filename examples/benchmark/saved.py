@@ -15,8 +15,6 @@ of `hf-gr demo`, if that has run, loses by them.
     OMP_NUM_THREADS=1 python examples/benchmark/saved.py --fast    # seconds: the method, not the numbers
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

@@ -16,8 +16,6 @@ answers are compared with those of a bare `generate` before a time is printed.
     python examples/benchmark/serving.py --fast                 # a tiny model, seconds, no claim
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import copy

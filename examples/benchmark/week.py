@@ -13,8 +13,6 @@ new films are worth is recall@10 for histories that a new film follows, with vot
 bias (`item_bias`) that makes up for a last code which the model has not learned.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

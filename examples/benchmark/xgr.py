@@ -17,8 +17,6 @@ first call. Rows of transformers of more than `--most` beams times tokens are le
 Axes: B batch (1), K beams, P prompt.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import statistics

@@ -6,8 +6,6 @@ python app.py         # http://127.0.0.1:7860; the first start trains the demo's
 python app.py --fast  # one that is trained for seconds
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
