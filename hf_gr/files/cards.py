@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Generated model cards, and tags for existing ones. Knows what a card says, from facts; no index and no head.
+"""Generated model cards, from the texts in `card_texts`, and tags for existing ones. Knows no index and no head.
 
 Axes: S sequences, I items.
 """
@@ -52,40 +52,10 @@ class Summary:
     levels: tuple[LevelSummary, ...]
 
 
-_INDEX_CARD = """\
-# Constraint index
-
-The catalogue of a generative recommender: {num_sequences:,} token sequences for {num_items:,} items, up to
-{max_length} tokens each{end_token}, {megabytes:.1f} MB. A model that generates with it answers with items of this
-catalogue only.
-
-```python
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
-
-index = ConstraintIndex.from_pretrained({name})
-model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that was trained with these tokens
-out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
-items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[:, 1:] of an encoder-decoder
-```
-
-## Levels
-
-| level | nodes | mean children | most children | without a choice | decided |
-|---|---|---|---|---|---|
-{levels}
-
-A node is a distinct beginning of a sequence. Children are those of the nodes one level up: the choices of one step.
-Nodes with a single child leave no choice. Sequences already unique at a level are decided. Of all items,
-{num_sharing_items:,} share a sequence.
-
-The largest token is {max_token_id}: the model needs a vocabulary of at least {vocabulary} tokens.
-"""
-
-
 def index_card(summary: Summary, name: str) -> str:
     """The card of an index, which users load by the name."""
     levels = [f"| {' | '.join(level.cells()[:6])} |" for level in summary.levels]
-    text = _INDEX_CARD.format(
+    text = _text("index").format(
         num_sequences=summary.num_sequences,
         num_items=summary.num_items,
         max_length=summary.max_length,
@@ -100,57 +70,17 @@ def index_card(summary: Summary, name: str) -> str:
     return _card("hf_gr", ["generative-recommendation", "constrained-decoding", "hf_gr"], text)
 
 
-_SEMANTIC_IDS_CARD = """\
-# Semantic IDs
-
-The semantic IDs of {num_items:,} items, and the tokens that a model knows them by. Codes by level: {level_sizes}.
-
-```python
-from hf_gr import SemanticIds
-
-ids = SemanticIds.from_pretrained({name})
-tokens = ids.encode(ids.item_ids[:3])  # a history as tokens, for a prompt
-index = ids.constraint_index()  # what generate() takes; ids of several lengths need eos_token_id=
-```
-
-The model needs a vocabulary of at least {vocabulary} tokens.
-"""
-
-
 def semantic_ids_card(num_items: int, level_sizes: Sequence[int], *, vocab_size: int, name: str) -> str:
     """The card of semantic IDs."""
-    text = _SEMANTIC_IDS_CARD.format(
+    text = _text("semantic_ids").format(
         num_items=num_items, level_sizes=_listed(level_sizes), name=json.dumps(name), vocabulary=vocab_size
     )
     return _card("hf_gr", ["generative-recommendation", "semantic-ids", "hf_gr"], text)
 
 
-_HEAD_CARD = """\
-# Draft head
-
-The draft head of a generative recommender (NEZHA): it reads the hidden states of one prefill and decodes semantic IDs
-without another call of the model. It serves the model that it was trained on, and no other.
-
-```python
-from transformers import AutoTokenizer
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead
-
-model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that the head was trained on
-tokenizer = AutoTokenizer.from_pretrained("...")  # omit it where prompts are token ids
-model.add_draft_head(DraftHead.from_pretrained({name}), tokenizer=tokenizer)
-
-index = ConstraintIndex.from_pretrained("...")  # the catalogue
-out = model.generate(**inputs, constraint_index=index, drafting="head", num_beams=20, num_return_sequences=20)
-items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[:, 1:] of an encoder-decoder
-```
-
-{facts}
-"""
-
-
 def head_card(facts: str, name: str) -> str:
     """The card of a draft head that is shared without its model; `facts` is `head_facts`."""
-    text = _HEAD_CARD.format(name=json.dumps(name), facts=facts)
+    text = _text("head").format(name=json.dumps(name), facts=facts)
     return _card("hf_gr", ["generative-recommendation", "draft-head", "hf_gr"], text)
 
 
@@ -167,51 +97,7 @@ def head_facts(config: DraftHeadConfig, num_parameters: int, dtype: str) -> str:
     )
 
 
-_MODEL_CARD = """\
-# {title}
-
-A generative recommender: it answers a prompt, such as a user's history, with token sequences that stand for items. Its
-network is `{architecture}`{base}. With hf_gr (`pip install hf-gr`) all answers are items of {catalogue}.
-
-```python
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
-
-model = AutoModelForGenerativeRetrieval.from_pretrained({name})
-index = ConstraintIndex.from_pretrained({index_name})
-out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
-items = index.items(out[:, {start}:])
-```
-{custom_generate}
-Without hf_gr it is an ordinary checkpoint of transformers, whose answers need not be items.
-{head}
-This card was generated when the model was saved. {lacking}
-"""
-
 _LACKING = "It states neither the training data, nor an evaluation, nor the\nlicence: please add them."
-
-_CUSTOM_GENERATE = """
-The checkpoint carries this `generate`: where hf_gr is installed, nothing need be imported from it.
-
-```python
-from transformers import {auto}
-
-model = {auto}.from_pretrained({name}, trust_remote_code=True)
-{out}
-```
-"""
-
-_HEAD_SECTION = """
-## Draft head
-
-The checkpoint has a draft head (NEZHA): it reads the hidden states of one prefill and decodes semantic IDs
-without another call of the model.
-
-```python
-out = model.generate(**inputs, constraint_index=index, drafting="head", num_beams=20, num_return_sequences=20)
-```
-
-{facts}
-"""
 
 # From the card that transformers writes for a repository without one.
 _TEMPLATE_DESCRIPTION = (
@@ -253,7 +139,8 @@ def model_card(
     else:
         out = f"out = {call.format(index='')}  # the checkpoint names its catalogue"
     auto = "AutoModelForSeq2SeqLM" if is_encoder_decoder else "AutoModelForCausalLM"
-    text = _MODEL_CARD.format(
+    own_generate = _text("custom_generate").format(auto=auto, name=json.dumps(name), out=out)
+    text = _text("model").format(
         title=name.rsplit("/", 1)[-1],
         architecture=architecture,
         base="" if base_model is None else f", made from `{base_model}`",
@@ -261,8 +148,8 @@ def model_card(
         name=json.dumps(name),
         index_name=index_name,
         start="1" if is_encoder_decoder else 'inputs["input_ids"].shape[1]',
-        custom_generate=_CUSTOM_GENERATE.format(auto=auto, name=json.dumps(name), out=out) if custom_generate else "",
-        head="" if head is None else _HEAD_SECTION.format(facts=head),
+        custom_generate=own_generate if custom_generate else "",
+        head="" if head is None else _text("head_section").format(facts=head),
         lacking=_LACKING,
     )
     return _card("transformers", [*tags, *own], text, pipeline_tag=task, base_model=base_model)
@@ -306,6 +193,11 @@ def tag_card(text: str, tags: Sequence[str]) -> str:
 
 def _listed(sizes: Sequence[int]) -> str:
     return ", ".join(f"{size:,}" for size in sizes)
+
+
+def _text(name: str) -> str:
+    """The text of a card, or of a part, with names in braces."""
+    return (Path(__file__).parent / "card_texts" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def _card(library: str, tags: Sequence[str], text: str, **data: Any) -> str:
