@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,13 +151,22 @@ def test_samples_are_drawn_in_proportion_to_biased_scores(backend: str) -> None:
     assert sum((counts[item] - number) ** 2 / number for item, number in expected.items()) < 13.8  # p = 0.001
 
 
-def test_values_are_also_given_in_the_order_of_items() -> None:
+def test_values_are_also_given_in_the_order_of_items_and_in_tables(tmp_path: Path) -> None:
     view = INDEX.where(IDS[::2])
     how: dict[str, Any] = {"constraint_index": view, "num_beams": 20, "num_return_sequences": 10}
     by_id = generate(item_bias=BIAS, max_per_group=2, item_groups=GROUPS, **how)
     bias, groups = ([of.get(item) for item in IDS[::2]] for of in (BIAS, GROUPS))
     in_order = generate(item_bias=np.array(bias), max_per_group=2, item_groups=groups, **how)
-    assert in_order.sequences.tolist() == by_id.sequences.tolist()
+    (tmp_path / "bias.csv").write_text(
+        "\n".join(["item_id,bias", *(f"{item},{value}" for item, value in BIAS.items())])
+    )
+    lines = [f"{item},{'' if group is None else group}" for item, group in GROUPS.items()]
+    (tmp_path / "groups.csv").write_text("\n".join(["item_id,group", *lines]))
+    paths = {"item_bias": tmp_path / "bias.csv", "item_groups": str(tmp_path / "groups.csv")}
+    in_tables = generate(max_per_group=2, **paths, **how)
+    assert in_order.sequences.tolist() == by_id.sequences.tolist() == in_tables.sequences.tolist()
+    with pytest.raises(ValueError, match=r"bias.csv, column 'item_id', row 0 is 'item0', expected an integer"):
+        generate(max_per_group=2, **paths, **how | {"constraint_index": ConstraintIndex.from_sequences([[5, 7]])})
 
 
 def test_recommend_takes_them_and_so_does_the_engine_for_each_request() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, cast
 
 import numpy as np
@@ -119,6 +120,10 @@ def _by_position(given: Any, snapshots: Sequence[Snapshot], name: str) -> tuple[
     """What is given for items, the positions of those, and which items are alive."""
     snapshot = snapshots[0]
     living = np.any([one.living(np.arange(len(one.items))) for one in snapshots], axis=0)
+    if isinstance(given, str | PathLike):
+        from hf_gr.tables.items import read_values
+
+        given = read_values(cast("str | PathLike[str]", given), name, are_strings=snapshot.are_strings)
     given = given.to_dict() if hasattr(given, "to_dict") else given  # of pandas
     if isinstance(given, Mapping):
         by_id = cast("Mapping[Any, Any]", given)

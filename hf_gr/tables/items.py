@@ -4,6 +4,7 @@
 
 import json
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def read_items(argument: str, path: Path) -> list[Any]:
             "header; remove it, or name the file .csv"
         )
     return items
+
+
+def read_values(path: str | PathLike[str], argument: str, *, are_strings: bool) -> dict[Any, Any]:
+    """By the item ids of a table, what its column says: `group` of `item_groups`, `bias` of `item_bias`."""
+    column = {"item_groups": "group", "item_bias": "bias"}[argument]
+    found: dict[Any, Any] = {}
+    for rows, _ in Table(path, {COLUMN: argument, column: argument}).batches():
+        for row, (item, value) in enumerate(zip(rows.cells(COLUMN), rows.cells(column), strict=True)):
+            try:
+                found[str(item) if are_strings else int(item)] = value
+            except (TypeError, ValueError):
+                expected = "an integer, as the catalogue's ids are"
+                raise ValueError(rows.problem(COLUMN, row, item, expected)) from None
+    return found
 
 
 def _text_in(path: Path) -> str:

@@ -85,7 +85,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 latter are drawn with probabilities in proportion to `exp(score)`, biases included.
             item_groups: the group of each item for `max_per_group` (category, artist, ...), likewise; None or NaN, or
                 no entry, for an item that is a group of its own. By default the first token. Of items that share a
-                sequence the largest bias counts, and the group of the first.
+                sequence the largest bias counts, and the group of the first. Both may be the path of a table with
+                columns `item_id` and `bias` or `group`.
             assistant_model: a draft model with the same vocabulary, which proposes nodes to score ahead; also with
                 several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
                 `verification`, and for drafts by the catalogue itself, which need no model: `drafting="trie"`. Logits
