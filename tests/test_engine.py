@@ -366,9 +366,6 @@ async def test_catalogues_that_change() -> None:
         assert (await engine.recommend(history=["B00"], filter=["B00"])).items == ["B00"]
 
 
-# Another model
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ConstraintIndex]]:
     """Models and their catalogues of the same items, by the folder of both; the second has other tokens for them."""

@@ -65,9 +65,6 @@ def measure(case: Case) -> Callable[..., Evaluation]:
     return measure
 
 
-# Intervals
-
-
 def reference_bootstrap(rows: np.ndarray, users: np.ndarray, *, num_resamples: int, seed: int) -> np.ndarray:
     """`[N]` values of rows, `[N]` their users -> the bounds: users drawn one by one, each with all rows."""
     draw, names = np.random.default_rng(seed), np.unique(users)
@@ -124,9 +121,6 @@ def test_few_users_and_no_resamples_have_no_interval() -> None:
     for few in (UserValues(), filled(values[1:]), several):
         assert few.intervals(num_resamples=10, seed=0) == []
         assert few.differences(few, num_resamples=10, seed=0) == ([], [])
-
-
-# Baselines
 
 
 def reference_lists(
@@ -217,9 +211,6 @@ def test_cold_users_and_delisted_items_are_on_equal_terms(measure: Any) -> None:
     found = measure(rows, history=None, tokens="tokens", target="next")
     assert found.baselines == found.differences == ()  # they need histories
     assert not measure([{"seen": [100, 101]}], baselines=False).baselines
-
-
-# Several models
 
 
 def test_models_side_by_side_are_what_they_are_alone(both: Evaluation, other: Case, users: Path, measure: Any) -> None:
@@ -317,9 +308,6 @@ def test_models_and_their_names_are_checked_before_the_first_runs(
             measure(users, model=model, constraint_index=index)
 
 
-# Warnings
-
-
 def test_numbers_that_look_wrong_are_said_so(users: Path, measure: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hf_gr.evaluate"):
         found = measure(users, sampled_users=2)
@@ -410,9 +398,6 @@ def test_several_rows_of_a_user(users: Path, measure: Any) -> None:
     assert len(few.plot().axes) == 2
 
 
-# What is shown
-
-
 def test_the_same_seed_gives_the_same_intervals(users: Path, measure: Any) -> None:
     found = [measure(users, bootstrap_seed=seed).results[0].intervals for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
@@ -465,9 +450,6 @@ def test_models_differ_in_more_than_colour(both: Evaluation, tmp_path: Path) -> 
         both.plot(metric="recall@7")
     with pytest.raises(ValueError, match=r"path=.*, expected a name that ends in one of .png, .svg, .pdf"):
         both.plot(tmp_path / "plot.gif")
-
-
-# The command
 
 
 def command(case: Case, users: Path, *arguments: Any, **how: Any) -> Any:

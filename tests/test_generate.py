@@ -61,9 +61,6 @@ def generated(out: Any, inputs: dict[str, Any]) -> torch.Tensor:
     return sequences[:, inputs["input_ids"].shape[1] :]
 
 
-# What comes out
-
-
 @pytest.mark.parametrize("family", ["qwen3", "bloom", "t5"])
 @pytest.mark.parametrize("padding", [PAD, None])
 def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, padding: int | None) -> None:
@@ -129,9 +126,6 @@ def test_without_a_catalogue_it_is_transformers_generate() -> None:
         theirs = GenerationMixin.generate(model, **inputs, max_new_tokens=6, **kwargs)
         torch.manual_seed(0)
         assert model.generate(**inputs, max_new_tokens=6, **kwargs).tolist() == theirs.tolist()
-
-
-# What goes in
 
 
 def legal_after(length: int, end: list[int] | None = None) -> dict[str, Any]:
@@ -247,9 +241,6 @@ def test_gradient_checkpointing_in_training_mode_changes_nothing(
     assert "no cache (use_cache=False, or gradient checkpointing in training mode): decoding in" in caplog.text
     with pytest.raises(ValueError, match=r"past_key_values is given in training mode .* call model.eval\(\)"):
         model.generate(**common, past_key_values=DynamicCache())
-
-
-# Which way it goes
 
 
 def test_what_a_config_rules_out_takes_no_tree() -> None:
@@ -519,9 +510,6 @@ def test_a_quantised_models_weights_are_no_tensors(family: str, monkeypatch: pyt
     torch.testing.assert_close(rows.sequences_scores, out.sequences_scores)
 
 
-# How models get it
-
-
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_models_come_with_it_and_are_saved_as_ordinary_ones(family: str, tmp_path: Path) -> None:
     """A checkpoint names its catalogue; where nobody enabled it, `constraint_index=` must not be taken in silence."""
@@ -641,9 +629,6 @@ def test_processes_that_share_a_model_run_equally_many_forwards(
 
     assert num_forwards(False) < num_forwards(True)
     assert num_forwards(None) == num_forwards(is_sharded)
-
-
-# What is refused
 
 
 def test_a_streamer_is_refused_and_its_reader_does_not_wait_for_ever() -> None:

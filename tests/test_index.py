@@ -80,9 +80,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 golden = pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shared"])
 
 
-# What it takes
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -187,9 +184,6 @@ def test_bad_catalogues_are_refused(rows: Any, arguments: dict[str, Any], messag
             ConstraintIndex.from_sequences(ROWS).items(rows)
 
 
-# What it answers
-
-
 @pytest.mark.parametrize("row", [[5, 2, 2, 2], [5], [5, -100, -100], [5, -1, 7, 7]])
 def test_items_of_generated_rows_of_any_kind(row: list[int]) -> None:
     """Which rows are items: tests/test_trie.py and tests/test_generated.py."""
@@ -218,9 +212,6 @@ def test_allowed_next_tokens_of_prefixes_of_any_kind() -> None:
         assert index.allowed_next_tokens(prefix) == []
     with pytest.raises(ValueError, match=r"prefix has shape \[2, 1\], expected one sequence"):
         index.allowed_next_tokens([[5], [5]])  # type: ignore[list-item]
-
-
-# Copies and threads
 
 
 @pytest.mark.parametrize("copied", [lambda index: pickle.loads(pickle.dumps(index)), copy.copy, copy.deepcopy])
@@ -281,9 +272,6 @@ def test_a_save_while_an_index_is_loaded_mixes_no_files(tmp_path: Path, monkeypa
         patch.setattr(Path, "open", open_and_replace)
         assert same(ConstraintIndex.from_pretrained(tmp_path / "index"), old)
     assert same(ConstraintIndex.from_pretrained(tmp_path / "index"), new)
-
-
-# Files
 
 
 @golden

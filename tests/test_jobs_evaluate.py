@@ -30,9 +30,6 @@ def users(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Path:
     return write_users(tmp_path_factory.mktemp("users") / "users.parquet", make_measured(case, NUM_USERS))
 
 
-# The metrics
-
-
 def reference_metrics(items: list[int], targets: set[int], k: int) -> dict[str, float]:
     """One list, straight from the definitions; an item that it has twice counts once."""
     items = list(dict.fromkeys(items))
@@ -59,9 +56,6 @@ def test_metrics_are_means_of_the_definitions(rows: list[tuple[list[int], set[in
     for name, value in means.items():
         assert value == pytest.approx(sum(one[name] for one in expected) / len(rows))
         assert 0 <= value <= 1
-
-
-# The function
 
 
 def test_leave_one_out_is_recommend_over_shorter_histories(tmp_path: Path, case: Case, users: Path) -> None:
@@ -181,9 +175,6 @@ def test_no_more_beams_are_searched_than_there_are_sequences(
     assert asked == {4, len(index)}
     wide = run(case, users, tmp_path / "wide.parquet", num_beams=99_999)
     assert read(wide.output) == read(run(case, users, tmp_path / "all.parquet", num_beams=len(index)).output)
-
-
-# The commands
 
 
 @pytest.mark.parametrize("function", [recommend, evaluate])

@@ -256,9 +256,6 @@ def test_threads_that_read_and_write() -> None:
     assert catalogue.edition.version == 3 * 8 * 2
 
 
-# The log
-
-
 def test_an_unfinished_line_never_counted(tmp_path: Path) -> None:
     """Cut anywhere, or whole and not acknowledged yet, or followed by zeros, as after a power failure."""
     catalogue = LiveCatalogue(small_index(), log=UpdateLog(tmp_path))

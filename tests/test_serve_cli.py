@@ -26,8 +26,6 @@ from typer.testing import CliRunner
 from hf_gr import ConstraintIndex, enable
 from hf_gr.commands import app as cli
 from hf_gr.commands import serve as serve_module
-
-pytest.importorskip("fastapi")
 from hf_gr.serving.app import make_app
 from hf_gr.serving.catalogues import Update
 from hf_gr.serving.update_log import UpdateLog
@@ -112,9 +110,6 @@ def test_answers_are_those_of_generate(http: httpx.Client, checkpoint: Path) -> 
     change, key = {"add": [{"item_id": "B99", "sequence": [1000, 1, 2]}]}, {"authorization": "Bearer change"}
     told = http.patch("/v1/catalogue", json=change, headers=key)
     assert (told.status_code, "vocabulary" in told.text) == (422, True)
-
-
-# Options
 
 
 @pytest.fixture(autouse=True)
@@ -228,9 +223,6 @@ def test_files_for_containers_start_servers_that_there_are(
     delay, default = command[command.index("--drain-delay") + 1], signature(serve_module.serve).parameters
     assert pod["terminationGracePeriodSeconds"] > float(delay) + default["drain_timeout"].default + 1
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == {"app": "hf-gr"}
-
-
-# What keeps it from starting
 
 
 def fail(*arguments: Any, code: int = 2, **environment: str) -> str:

@@ -38,9 +38,6 @@ ODD += ["", "x", "\ud800", "\0", "F32", "I64", "BOOL", [], {}, [[]], [0], [-1, 5
 Files = dict[str, bytes]
 
 
-# How files break
-
-
 def damaged(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
     """The bytes with one to three changes; `other` lends some."""
     for _ in range(int(rng.integers(1, 4))):
@@ -152,9 +149,6 @@ def write(folder: Path, files: Files) -> None:
         (folder / name).write_bytes(data)
 
 
-# Indexes
-
-
 @cache
 def indexes() -> list[tuple[Files, ConstraintIndex]]:
     """Files of catalogues of every kind, and the catalogues."""
@@ -213,9 +207,6 @@ def _check_catalogue(index: ConstraintIndex) -> None:
     assert index.where(list(kept)).items(sequences) == [[item for item in found if item in kept] for found in items]
 
 
-# Heads
-
-
 @cache
 def heads() -> list[tuple[Files, DraftHead]]:
     made: list[DraftHead] = []
@@ -265,9 +256,6 @@ def test_files_are_refused_or_equal(kind: str, fuzz: Any, folder: Path) -> None:
                 hidden = torch.zeros(1, 1 + config.num_levels, config.hidden_size, dtype=dtype)
                 tokens = torch.tensor([[int(loaded.codebook(level)[0]) for level in range(config.num_levels)]])
                 assert all(logits.isfinite().all() for logits in loaded(hidden, tokens))
-
-
-# What the command line reads
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
