@@ -20,7 +20,7 @@ import pytest
 from serving_fake import httpx
 
 PROGRAM = """
-import json, resource, sys, threading, time
+import gc, json, resource, sys, threading, time
 from serving_fake import FakeEngine
 from hf_gr.serving import logs, run
 from hf_gr.serving.app import make_app
@@ -46,7 +46,7 @@ before = sys.getswitchinterval()
 app = make_app(engine, limits=Limits(body_timeout=0.5))
 delay = float((sys.argv + ["0"])[1])
 failure = run.run(app, made, drain_timeout=0.5 if "hangs" in sys.argv else 5, drain_delay=delay, ends_process=True)
-assert sys.getswitchinterval() == before
+assert sys.getswitchinterval() == before and gc.get_freeze_count() > 10_000
 sys.exit(0 if failure is None else 1)
 """
 

@@ -57,11 +57,6 @@ def along(values: Array, places: Array, *, axis: int = 1) -> Array:
     return jnp.take_along_axis(values, places, axis=axis, mode="promise_in_bounds")
 
 
-def at(values: Integer[Array, " _"], places: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """The values at places as 32-bit integers; the first or the last one for places out of range."""
-    return values.at[places].get(mode="clip", wrap_negative_indices=False).astype(jnp.int32)
-
-
 def windows(values: Integer[Array, " _"], starts: Int[Array, "*shape"], *, size: int) -> Integer[Array, "*shape size"]:
     """`size` consecutive values from each start on; the first or the last ones for windows out of range.
 

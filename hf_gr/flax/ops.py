@@ -16,8 +16,9 @@ from hf_gr.core.best_first import Prefixes
 
 from .arrays import along as take_along
 
-exp, log, where, expand = jnp.exp, jnp.log, jnp.where, jnp.broadcast_to
-log_softmax = partial(jax.nn.log_softmax, axis=-1)
+exp, log, where, expand, concat = jnp.exp, jnp.log, jnp.where, jnp.broadcast_to, jnp.concatenate
+log_softmax, argsort = partial(jax.nn.log_softmax, axis=-1), partial(jnp.argsort, axis=-1, stable=True)
+smallest, largest = partial(jnp.min, axis=-1, keepdims=True), partial(jnp.max, axis=-1, keepdims=True)
 
 
 def full(shape: Sequence[int], value: bool | int | float, like: Any) -> Array:  # noqa: D103
@@ -38,10 +39,6 @@ def along(values: Array, places: Array) -> Array:  # noqa: D103
 
 def pick(values: Array, places: Array) -> Array:  # noqa: D103
     return take_along(values, places[..., None], axis=-1)[..., 0]
-
-
-def concat(arrays: Sequence[Array], axis: int) -> Array:  # noqa: D103
-    return jnp.concatenate(arrays, axis=axis)
 
 
 def pad(values: Array, number: int, fill: bool | int | float) -> Array:  # noqa: D103
@@ -70,21 +67,9 @@ def argmax(values: Array) -> Array:  # noqa: D103
     return values.argmax(-1).astype(jnp.int32)
 
 
-def argsort(values: Array) -> Array:  # noqa: D103
-    return jnp.argsort(values, axis=-1, stable=True)
-
-
 def put(values: Array, places: Array, number: float) -> Array:  # noqa: D103
     rows = jnp.arange(len(values))[:, None]
     return values.at[rows, places].set(number, mode="promise_in_bounds")
-
-
-def smallest(values: Array) -> Array:  # noqa: D103
-    return values.min(axis=-1, keepdims=True)
-
-
-def largest(values: Array) -> Array:  # noqa: D103
-    return values.max(axis=-1, keepdims=True)
 
 
 for _made in (beam.Beams, beam.Finished):

@@ -3,6 +3,7 @@
 """The server as one process: uvicorn, with an end that drains, and slow and too many clients cut. Knows no engine."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -115,6 +116,9 @@ def run(
     switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     known = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    if ends_process:  # what is imported stays: looking through it for garbage stops all requests for 0.2 s
+        gc.collect()
+        gc.freeze()
     try:
         last = drain_timeout + 1.0 if ends_process else None
         DrainingServer(config, app.state.server, drain_delay, last).run(sockets=[made])

@@ -4,6 +4,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ CPU_BLOCK, CPU_BLOCKS_FROM = 64, 30_000  # candidates of a row from which blocks
 DEVICE_BLOCKS_FROM = 2**22
 
 concat, exp, expand, log, where = torch.cat, torch.exp, Tensor.expand, torch.log, torch.where
+log_softmax = partial(torch.log_softmax, dim=-1)
+smallest, largest = partial(torch.amin, dim=-1, keepdim=True), partial(torch.amax, dim=-1, keepdim=True)
 fill = torch.masked_fill  # `where` would move the number to the device
 
 
@@ -66,18 +69,6 @@ def argsort(values: Tensor) -> Tensor:  # noqa: D103
 
 def put(values: Tensor, places: Tensor, number: float) -> Tensor:  # noqa: D103
     return values.scatter(1, places, number)
-
-
-def smallest(values: Tensor) -> Tensor:  # noqa: D103
-    return values.amin(-1, keepdim=True)
-
-
-def largest(values: Tensor) -> Tensor:  # noqa: D103
-    return values.amax(-1, keepdim=True)
-
-
-def log_softmax(scores: Tensor) -> Tensor:  # noqa: D103
-    return scores.log_softmax(-1)
 
 
 def topk(
