@@ -62,6 +62,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "engine": {"key_cache_bytes": 0},
     "engine-keys": {},
     "engine-one": {"key_cache_bytes": 0, "max_batch": 1},
+    "engine-threads": {"key_cache_bytes": 0, "workers": 1, "cores": 2},  # two threads, not two workers
 }
 NULLS = b"null, " * 170_000  # 1 MB
 ATTACKS = {  # one after the other, 20 a second, the limit of examples/deploy/nginx.conf, and not waited for
