@@ -194,7 +194,7 @@ def train(
         f"trained {last:,} steps, {last / MAX_STEPS:.0%} of the recipe's {MAX_STEPS:,}; kept those of step {best:,}, "
         f"with the least validation loss, {states[0].best_metric:.4f}",
         agreement(ids, known),
-        f"{repeats:.1%} of purchases are of what the user had before, which lists {'have' if may_repeat else 'omit'}",
+        f"{repeats:.1%} of purchases are of what users had before; lists {'may have' if may_repeat else 'omit'} that",
     )
     users = {"history": [history[:-1] for history in histories], "next": [history[-1] for history in histories]}
     how: dict[str, Any] = {} if may_repeat else {"exclude": "history"}

@@ -6,6 +6,7 @@ Source: residual quantisation as in TIGER (Rajput et al., 2023, section 3.1), wi
 Axes: N items, D features, L codes (the residual levels and the last code, which tells apart items that collide).
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -178,13 +179,15 @@ def residual_kmeans(
     Each level is k-means of the residuals of the levels before; the last code counts the items that share all others.
     """
     from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
 
     residual = np.array(features, dtype=np.float64)
     codes, centroids = np.zeros((len(residual), num_levels + 1), dtype=np.int64), list[np.ndarray]()
     for level in range(num_levels):
         num_clusters = min(num_codes, len(np.unique(residual, axis=0)))
         kmeans: Any = KMeans(num_clusters, max_iter=50, random_state=seed + level)
-        kmeans.fit(residual)
+        with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):  # fewer distinct items than codes
+            kmeans.fit(residual)
         codes[:, level] = kmeans.labels_
         residual -= kmeans.cluster_centers_[kmeans.labels_]
         centroids.append(kmeans.cluster_centers_)
