@@ -107,7 +107,10 @@ BOTH: Refused = [
     ({"item_groups": {0: 1}}, "item_groups without max_per_group"),
     ({"max_per_group": 0}, "max_per_group=0, expected a positive integer"),
     ({"max_per_group": 2, "num_beams": 1}, "max_per_group with num_beams=1"),
-    ({"max_per_group": 2, "item_groups": "category"}, "item_groups has type str"),
+    (
+        {"max_per_group": 2, "item_groups": "category"},
+        "item_groups='category', expected the path of a table: category does not say what it is",
+    ),
     # Drafts
     ({"drafting": ["trie"]}, r"drafting=\['trie'\], expected one of"),
     ({"drafting": "magic"}, "drafting='magic', expected one of"),

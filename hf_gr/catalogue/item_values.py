@@ -123,7 +123,11 @@ def _by_position(given: Any, snapshots: Sequence[Snapshot], name: str) -> tuple[
     if isinstance(given, str | PathLike):
         from hf_gr.tables.items import read_values
 
-        given = read_values(cast("str | PathLike[str]", given), name, are_strings=snapshot.are_strings)
+        path = str(cast(Any, given))
+        try:
+            given = read_values(path, name, are_strings=snapshot.are_strings)
+        except ValueError as error:
+            raise ValueError(f"{name}={path!r}, expected the path of a table: {error}") from error
     given = given.to_dict() if hasattr(given, "to_dict") else given  # of pandas
     if isinstance(given, Mapping):
         by_id = cast("Mapping[Any, Any]", given)

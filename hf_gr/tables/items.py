@@ -4,7 +4,6 @@
 
 import json
 from contextlib import suppress
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def read_items(argument: str, path: Path) -> list[Any]:
     return items
 
 
-def read_values(path: str | PathLike[str], argument: str, *, are_strings: bool) -> dict[Any, Any]:
+def read_values(path: str, argument: str, *, are_strings: bool) -> dict[Any, Any]:
     """By the item ids of a table, what its column says: `group` of `item_groups`, `bias` of `item_bias`."""
     column = {"item_groups": "group", "item_bias": "bias"}[argument]
     found: dict[Any, Any] = {}
