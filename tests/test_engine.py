@@ -3,6 +3,7 @@
 """An engine answers as `generate` does, whoever else asks at the same time and whatever happens to the catalogue."""
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -425,6 +426,31 @@ async def test_a_swap_under_load(pairs: Any) -> None:
         same(answer, wanted["v0", 0])
         assert (answer.model_version, answer.catalogue_version) == ("v0", 2)
         assert set(log.outcomes) == {"answered"}
+
+
+@in_loop
+async def test_one_model_with_another_catalogue_is_another_pair_and_the_old_catalogue_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are in a file whose name has as many letters as there are items."""
+    monkeypatch.chdir(tmp_path)
+    name = "g" * (len(IDS) - 4) + ".csv"
+    Path(name).write_text("item_id,group\n" + "\n".join(f"{item},all" for item in IDS))
+    model, index = model_of(), ConstraintIndex.from_sequences(ROWS, item_ids=IDS)
+    async with Engine(model, index, num_beams=8, num_results=5, workers=1, item_groups=name) as engine:
+        assert len((await engine.recommend(history=IDS[:4], max_per_group=1)).items) == 1
+        old, may_end = weakref.ref(index.snapshot.items), threading.Event()
+        wanted = await engine.recommend(history=IDS[:4])
+        engine._workers.submit(may_end.wait)
+        waiting = asyncio.create_task(engine.recommend(history=IDS[:4]))
+        await asyncio.sleep(0.01)
+        await engine.swap(model, ConstraintIndex.from_sequences(ROWS[::-1], item_ids=IDS))
+        may_end.set()
+        assert (await waiting).items == wanted.items
+        await engine.recommend(history=IDS[:4])
+        del waiting, index
+        gc.collect()
+        assert old() is None
 
 
 @in_loop

@@ -165,6 +165,18 @@ def test_values_are_also_given_in_the_order_of_items_and_in_tables(tmp_path: Pat
     paths = {"item_bias": tmp_path / "bias.csv", "item_groups": str(tmp_path / "groups.csv")}
     in_tables = generate(max_per_group=2, **paths, **how)
     assert in_order.sequences.tolist() == by_id.sequences.tolist() == in_tables.sequences.tolist()
+    users = {"history": [IDS[20:24]] * 3}
+    options: dict[str, Any] = {"top_k": 5, "num_beams": 20, "max_per_group": 1, "item_groups": paths["item_groups"]}
+    made = [models("torch"), users, tmp_path / "lists.parquet"]
+    recommend(*made, constraint_index=INDEX, history="history", **options)
+    (tmp_path / "groups.csv").write_text(f"item_id,group\n{IDS[0]},a")
+    with pytest.raises(ValueError, match="overwrite=True"):  # it is another run
+        recommend(*made, constraint_index=INDEX, history="history", **options)
+    (tmp_path / "groups.csv").write_text(f"item_id,group\n{IDS[0]},a\n{IDS[0]},b")
+    with pytest.raises(
+        ValueError, match=r"row 1 is 'item0', expected a text, as the catalogue's ids are, and each once"
+    ):
+        generate(max_per_group=2, **paths, **how)
     with pytest.raises(ValueError, match=r"bias.csv, column 'item_id', row 0 is 'item0', expected an integer"):
         generate(max_per_group=2, **paths, **how | {"constraint_index": ConstraintIndex.from_sequences([[5, 7]])})
 

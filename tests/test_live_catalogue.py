@@ -357,6 +357,16 @@ def test_an_update_that_this_model_refuses_stays_out(tmp_path: Path) -> None:
     assert set(other.refresh().index.item_ids) == set(catalogue.edition.index.item_ids)
 
 
+def test_the_catalogue_of_another_model_is_refused_where_another_process_swapped_it(tmp_path: Path) -> None:
+    one, other = (LiveCatalogue(small_index(), log=UpdateLog(tmp_path), model="m1") for _ in range(2))
+    one.swap(small_index(), model="m2", check=lambda index: None)
+    for call in (other.refresh, lambda: other.apply(add("new", 5, 9))):
+        with pytest.raises(ValueError, match="it is of the model m2, expected m1, which answers here"):
+            call()
+    assert other.edition.version == 0
+    assert LiveCatalogue(log=UpdateLog(tmp_path)).edition.model == "m2"
+
+
 def test_followers_see_updates(tmp_path: Path) -> None:
     catalogue = LiveCatalogue(small_index(), log=UpdateLog(tmp_path))
     other = LiveCatalogue(log=UpdateLog(tmp_path))

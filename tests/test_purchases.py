@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import hf_gr
 from hf_gr import SemanticIds
 from hf_gr.commands.app import build_app
+from hf_gr.purchases.extend import extend
 from hf_gr.purchases.train import verdict_of
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.tables.purchases import clean
@@ -236,7 +237,20 @@ def check_tomorrow(folder: Path) -> None:
     catalogue.apply(Update.from_dict(json.loads(patch.read_text())))
     assert list(catalogue.edition.index) == list(index) == list(ids.constraint_index())
     assert set(hf_gr.recommend(folder, [[3, 12]], top_k=15)[0]) == set(range(15))
+    sent = patch.read_text()
     assert "0 new items" in CliRunner().invoke(build_app(), line.split()).stdout
+    assert patch.read_text() == sent  # which may not have reached the server yet
+    today.write_text("who,what,day\nann,3,1\nann,B01,2")
+    for more, told in (
+        ([], "has 'B01', expected integers, as the known items are"),
+        (["--output", f"{folder.parent}"], ""),
+        (["--patch", f"{folder.parent}/none/patch.json"], "expected an existing folder"),
+    ):
+        done = CliRunner().invoke(build_app(), [*line.split(), *more])
+        assert (done.exit_code, told in done.stderr) == (2, True), done.output
+    ids.save_pretrained(folder.parent)
+    with pytest.raises(ValueError, match="has semantic IDs of its own"):
+        extend(folder, today, user="who", item="what", time="day", output=folder.parent)
 
 
 def test_the_verdict_is_that_of_the_intervals_and_says_what_next() -> None:

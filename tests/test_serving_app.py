@@ -353,6 +353,26 @@ async def test_pages_of_other_sites_ask_where_they_may() -> None:
 
 
 @in_loop
+async def test_sequences_are_of_the_edition_that_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, num_changes = FakeEngine(), 1
+    answer = FakeEngine.recommend
+
+    async def then_changed(self: FakeEngine, **given: Any) -> Any:
+        found = await answer(self, **given)
+        for number in range(num_changes):
+            self.catalogue.swap(ConstraintIndex.from_sequences([[7 + number]], item_ids=["B01"]))
+        return found
+
+    monkeypatch.setattr(FakeEngine, "recommend", then_changed)
+    async with client(engine) as http:
+        one = {"history": ["B01"], "num_results": 1, "sequences": True}
+        assert (await http.post(**ask(**one))).json()["sequences"] == [[5, 7]]
+        num_changes = 2
+        engine.catalogue.swap(ConstraintIndex.from_sequences([[5]], item_ids=["B01"]))
+        assert (await http.post(**ask(**one))).json()["sequences"] == [[5]]
+
+
+@in_loop
 async def test_changes_of_the_catalogue() -> None:
     async with client() as http:
         state = {"version": 3, "model_version": "old", "num_items": 4, "max_length": 2, "rules": {"europe": 2}}

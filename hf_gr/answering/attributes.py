@@ -15,7 +15,7 @@ ITEM = "item_id"
 Filter = tuple[tuple[str, frozenset[Any] | tuple[float, float]], ...]
 KINDS = {  # of columns: the types of a filter's values, and what errors call them
     "bool": ((bool,), "a list of true or false"),
-    "number": ((int, float), 'a list of numbers, or {"min": 5, "max": 20}'),
+    "number": ((int, float), "a list of numbers, or an object of min and max"),
     "text": ((str,), "a list of texts"),
 }
 LARGEST = 2**1023  # of a number that a float holds
@@ -62,7 +62,7 @@ class Attributes:
             if written == "bool":
                 self._columns[name] = "bool", column
             elif written.startswith(("int", "uint", "halffloat", "float", "double", "decimal")):
-                self._columns[name] = "number", column.cast(pa.float64())
+                self._columns[name] = "number", column.cast(pa.float64(), safe=False)
             elif written.startswith(("string", "large_string", "dictionary")):
                 self._columns[name] = "text", column.cast(pa.string())
 
@@ -90,7 +90,7 @@ class Attributes:
 
     def _part(self, name: Any, wanted: Any) -> frozenset[Any] | tuple[float, float]:
         if name not in self._columns:
-            raise ValueError(f"filter has {shown(name)}, expected some of {', '.join(self._columns)}: omit it")
+            raise ValueError(f"filter has {shown(name)}, expected some of {', '.join(self._columns) or 'none'}: omit it")
         kind = self._columns[name][0]
         types, expected = KINDS[kind]
         is_range = kind == "number" and isinstance(wanted, Mapping) and wanted.keys() <= {"min", "max"}
@@ -107,10 +107,13 @@ class Attributes:
 
 
 def _read(path: Any) -> Any:
-    """All columns of a file, with types that fit all of its rows; ids of text files are texts."""
+    """All columns of a file, or of those in a folder, with types that fit all rows; ids of text files are texts."""
     from hf_gr.tables.files import READ_ERRORS, TABBED, find_files, open_file, pa, pyarrow, suffix_of
 
-    (file, *_), kind = find_files(path)
+    files, kind = find_files(path)
+    if len(files) > 1:
+        return pa.concat_tables([_read(file) for file in files], promote_options="permissive")
+    (file,) = files
     try:
         with open_file(file) as (_, stream):
             content = stream.read()

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -98,6 +98,7 @@ class Recommender:
     rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)  # views of the catalogue that requests name
     prefix_cache: PrefixCache | None = None  # shared by recommenders; None to compute every prompt whole
     attributes: Attributes | None = None  # of items, for filters
+    pair: object = field(default_factory=object, repr=False)  # tells a model and its options from others
     max_beams: int = MOST_BEAMS
     unknown_items: str = "drop"
     fallback: Sequence[Any] | None = None
@@ -234,10 +235,12 @@ class Recommender:
     # Answering
 
     def with_catalogue(
-        self, index: ConstraintIndex, rules: Mapping[str, ConstraintIndex] | None = None, version: int = 0
+        self, index: ConstraintIndex | None, rules: Mapping[str, ConstraintIndex] | None = None, version: int = 0
     ) -> Recommender:
-        """The same over another catalogue."""
-        return replace(self, index=index, rules=rules or {}, version=version, _views=OrderedDict(), _values={})
+        """The same over another catalogue, or none yet."""
+        return replace(
+            self, index=cast(Any, index), rules=rules or {}, version=version, _views=OrderedDict(), _values={}
+        )
 
     def tokens_ahead(self, num_beams: int) -> int:
         """The tokens that are generated for a prompt, as `num_batch_tokens` counts them.

@@ -381,7 +381,7 @@ class ConstraintIndex(HubMixin, what="constraint index", files=storage.FILES):
             self._snapshot = self._snapshot.remove(item_ids)
 
     def restore(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> None:
-        """Bring back items that were removed, such as those in stock again; those that are there stay as they are.
+        """Bring back items that were removed, such as those in stock again, or that a view left out.
 
         Takes time in proportion to the catalogue: 0.1 s for a million items.
 

@@ -116,18 +116,24 @@ def by_node(trie: Trie, of_leaves: npt.NDArray[Any], merge: np.ufunc) -> npt.NDA
     return np.concatenate([below, *levels, padding])
 
 
+def read_table(given: Any, name: str, snapshot: Snapshot) -> Any:
+    """What the table of a path says of items, in a dictionary; anything else as it is."""
+    if not isinstance(given, str | PathLike):
+        return given
+    from hf_gr.tables.items import read_values
+
+    path = str(cast(Any, given))
+    try:
+        return read_values(path, name, are_strings=snapshot.are_strings)
+    except ValueError as error:
+        raise ValueError(f"{name}={path!r}, expected the path of a table: {error}") from error
+
+
 def _by_position(given: Any, snapshots: Sequence[Snapshot], name: str) -> tuple[list[Any], Longs, Bools]:
     """What is given for items, the positions of those, and which items are alive."""
     snapshot = snapshots[0]
     living = np.any([one.living(np.arange(len(one.items))) for one in snapshots], axis=0)
-    if isinstance(given, str | PathLike):
-        from hf_gr.tables.items import read_values
-
-        path = str(cast(Any, given))
-        try:
-            given = read_values(path, name, are_strings=snapshot.are_strings)
-        except ValueError as error:
-            raise ValueError(f"{name}={path!r}, expected the path of a table: {error}") from error
+    given = read_table(given, name, snapshot)
     given = given.to_dict() if hasattr(given, "to_dict") else given  # of pandas
     if isinstance(given, Mapping):
         by_id = cast("Mapping[Any, Any]", given)

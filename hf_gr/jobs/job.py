@@ -24,6 +24,7 @@ from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.answering.requests import living_fallback, remove_listed
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
+from hf_gr.catalogue.item_values import read_table
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation.checks import check_code_book
 from hf_gr.generation.configuration import GRGenerationConfig
@@ -176,6 +177,9 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     if settings.assistant_model is not None:
         draft_model = backend.load_draft_model(settings.assistant_model, model)
         settings = replace(settings, options={**settings.options, "assistant_model": draft_model})
+    of_items = {name: settings.options[name] for name in ("item_bias", "item_groups") if name in settings.options}
+    of_items = {name: read_table(given, name, index.snapshot) for name, given in of_items.items()}
+    settings = replace(settings, options={**settings.options, **of_items})
     num_beams = settings.num_beams or default_beams(model, settings.options, settings.top_k)
     recommender = Recommender(
         model,

@@ -55,7 +55,9 @@ class Users(Table):
             value = getattr(found, "value_type", None)
             if not (pa.types.is_null(value or found) or is_text(found) or (value is not None and is_id(value))):
                 expected = f"lists of {kind}, as the catalogue's ids are: convert the column"
-                fix = f"; where a row is a purchase, pass item={name!r}, user= and time=" * (name == settings.history)
+                fix = f"; where a row is a purchase, pass item={name!r}, user= and time=" * (
+                    name == settings.history and settings.item is None
+                )
                 raise ValueError(first.problem_of_type(name or "", expected + fix))
         name = settings.history
         if name is not None and settings.target is None and self._are_purchases(name, settings.user):
@@ -130,7 +132,8 @@ def _read(cells: dict[str, Any], recommender: Recommender, settings: Settings, r
         if settings.unknown_items == "refuse" and not snapshot.has_items(targets).all():
             recommender.read(history=targets)  # refuses it, unless it has only left the catalogue
     exclude = _list_in(cells.get("exclude"), "exclude", snapshot) or []
-    if settings.leave_one_out and targets and targets[0] not in given:  # it is there as what came last
+    is_own = settings.leave_one_out and settings.exclude == settings.history
+    if is_own and targets and targets[0] not in given:  # it is there as what came last
         exclude = [item for item in exclude if item not in targets]
     allowed = _list_in(cells.get("filter"), "filter", snapshot)
     request = recommender.read(

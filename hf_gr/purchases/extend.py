@@ -74,7 +74,8 @@ def extend(
         text: column of item texts, as the recommender was trained with.
         min_item_count: new items with fewer purchases are left out.
         output: the folder for semantic IDs and catalogue; by default the recommender's own.
-        patch: file for the body of `PATCH /v1/catalogue`, by which a server that runs takes the new items.
+        patch: file for the body of `PATCH /v1/catalogue`, by which a server that runs takes the new items; one that is
+            there stays if nothing is new.
         delimiter: of CSV; by default a comma, and a tab for .tsv files.
 
     Returns:
@@ -91,13 +92,21 @@ def extend(
 
     from hf_gr.catalogue import ConstraintIndex, SemanticIds
     from hf_gr.catalogue.new_items import neighbours_of
-    from hf_gr.catalogue.sequences import shown
+    from hf_gr.catalogue.sequences import is_integer, shown
     from hf_gr.files.atomic import replaced_file
     from hf_gr.tables.purchases import clean, read_purchases
 
     folder = Path(recommender if output is None else output)
     if output is None and not folder.is_dir():
         raise ValueError(f"recommender={str(recommender)!r} is no folder here, expected output=, the folder to write")
+    if output is not None and folder.is_dir() and not (Path(recommender).exists() and folder.samefile(recommender)):
+        if any(folder.glob("semantic_ids.*")):
+            raise ValueError(
+                f"output={str(output)!r} has semantic IDs of its own, expected a new folder: to extend those, pass it "
+                "as recommender="
+            )
+    if patch is not None and not Path(patch).absolute().parent.is_dir():
+        raise ValueError(f"patch={str(patch)!r}, expected an existing folder: {Path(patch).parent} is none")
     ids, index = SemanticIds.from_pretrained(recommender), ConstraintIndex.from_pretrained(recommender)
     if text and ids.encoder is None:
         raise ValueError(f"text={text!r}, expected none: the recommender was trained without texts")
@@ -108,6 +117,8 @@ def extend(
     by_user, texts, told = clean(table, roles, options | least, are_strings=are_strings)
     histories, known = list(by_user.values()), set(ids.item_ids)
     counts = Counter(name for history in histories for name in history if name not in known)
+    if not are_strings and (odd := [name for name in counts if not is_integer(name)]):
+        raise ValueError(f"item={item!r} has {shown(odd)}, expected integers, as the known items are: drop such rows")
     near = neighbours_of(counts, histories, known)
     rare = sorted(name for name, count in counts.items() if count < min_item_count)
     alone = sorted(name for name in counts.keys() - {*rare} if not near[name] and name not in texts)
@@ -124,12 +135,12 @@ def extend(
     for left, why in ((rare, f"with fewer than {min_item_count} purchases"), (alone, "bought with no known item")):
         lines += [f"{counted(len(left), 'new item')} {why}: left out ({shown(left)})"] if left else []
     lines.append(agreement(ids, histories))
-    index.save_pretrained(folder)
-    ids.save_pretrained(folder)
     body = {"add": [{"item_id": name, "sequence": sequence} for name, sequence in sequences.items()]}
-    if patch is not None:
+    if patch is not None and (new or not Path(patch).exists()):  # an earlier one may not have been sent yet
         with replaced_file(Path(patch)) as file:
             file.write(json.dumps(body).encode())
+    index.save_pretrained(folder)
+    ids.save_pretrained(folder)
     return Extended(tuple(new), (*told, *lines), body)
 
 

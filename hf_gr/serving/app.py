@@ -237,23 +237,22 @@ class Server:
             rules={name: rule.num_items for name, rule in edition.rules.items()},
         )
 
-    def sequences(self, items: list[Any]) -> list[list[int] | None]:
-        """The tokens of items, None for one that is gone."""
-        if not items:
-            return []
-        known, rows = self.engine.catalogue.edition.index.snapshot.sequences_of(items)
-        return [
-            [token for token in row if token >= 0] if is_known else None
-            for is_known, row in zip(known.tolist(), rows.tolist(), strict=True)
-        ]
+    def sequences(self, answer: Any, before: Any) -> list[list[int] | None]:
+        """The tokens of an answer's items, of the edition that it names: today's or the one before; else None."""
+        for edition in (self.engine.catalogue.edition, before):
+            if answer.items and edition.version == answer.catalogue_version:
+                rows = edition.index.snapshot.sequences_of(answer.items)[1].tolist()
+                return [[token for token in row if token >= 0] for row in rows]
+        return [None] * len(answer.items)
 
 
 def _add_questions(app: FastAPI, server: Server, to_ask: list[Any]) -> None:
     async def recommend(request: RecommendRequest) -> dict[str, Any]:
         given = dict(request)
         with_sequences, timeout = given.pop("sequences"), _seconds(given.pop("timeout_ms"))
+        before = server.engine.catalogue.edition if with_sequences else None
         answer = await server.engine.recommend(**given, timeout=timeout)
-        return vars(answer) | ({"sequences": server.sequences(answer.items)} if with_sequences else {})
+        return vars(answer) | ({"sequences": server.sequences(answer, before)} if with_sequences else {})
 
     async def classify(request: ClassifyRequest) -> dict[str, Any]:
         given = dict(request)
@@ -323,7 +322,7 @@ def _add_catalogue(
             tags=["catalogue"],
         )(change)
 
-    about = "Add and remove items, set and delete rules: all in one step, or nothing. Later answers are made with it."
+    about = "Add, remove and restore items, set and delete rules: all in one step, or nothing, for later answers."
     add("PATCH", "/v1/catalogue", CataloguePatch, _update, about)
     if takes_indexes:
         about = "Another index in place of this one. Requests in flight are answered from the old one."

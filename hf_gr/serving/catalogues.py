@@ -300,8 +300,13 @@ class LiveCatalogue:
         version = self._edition.version + 1 if base is None else base.version
         try:
             if base is not None:
+                own = self._edition
+                if own.model and base.model and own.model != base.model:  # another process has swapped it
+                    raise ValueError(
+                        f"it is of the model {base.model}, expected {own.model}, which answers here: start this "
+                        "server anew, without MODEL"
+                    )
                 self.check(base.index)
-                own = self._edition  # another process's swap is not one of this process's model
                 self._edition = replace(base, model=own.model or base.model, recommender=own.recommender)
                 version += 1
             for fields in updates:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,10 +170,15 @@ class Engine:
         made = self._load(model, index, tokenizer, revision, device, options)
         for name in ("item_bias", "item_groups"):  # in the order of today's items, and others will come
             given = to_host(options.get(name))
-            if given is not None and not isinstance(given, Mapping) and len(given) == len(made.index.item_ids):
+            if (
+                given is not None
+                and not isinstance(given, (Mapping, str, PathLike))
+                and len(given) == len(made.index.item_ids)
+            ):
                 options[name] = dict(zip(made.index.item_ids, given, strict=True))
         self.catalogue = live or LiveCatalogue(made.index, {name: list(ids) for name, ids in (rules or {}).items()})
-        self.catalogue.answered_by(name_of(model, revision), partial(_check_index, made))
+        bare = made.with_catalogue(None)  # which keeps no catalogue alive
+        self.catalogue.answered_by(name_of(model, revision), partial(_check_index, bare))
         self._recommender = made
         self.observers = [] if observer is None else [observer]  # more may come at any time
         self.prompt, self.max_tree_nodes = prompt, max_tree_nodes
@@ -343,7 +349,7 @@ class Engine:
             if cache is not None:
                 length = cache.num_missing(request.tokens)
             ahead = recommender.tokens_ahead(beams)
-            kind = recommender.model, beams, request.exact, request.max_per_group
+            kind = recommender.pair, beams, request.exact, request.max_per_group
             return await self._answer(Job(request, kind, length, ahead, deadline, arrived, recommender))
 
     async def classify(
@@ -451,15 +457,18 @@ class Engine:
                 raise ValueError(f"model={shown(model)}, expected a saved model: check the name ({reason})") from error
             if (found := input_device(made.model)) != self._workers.device:
                 raise ValueError(f"model is on {found}, expected {self._workers.device}: move it there")
-            check = partial(_check_index, made)
+            bare = made.with_catalogue(None)
+            check = partial(_check_index, bare)
             check(made.index)
             with Workers(1, found, cores=self._workers.threads) as beside:  # the others answer meanwhile
                 costs = self._warm_up(made, beside)
             if self._is_closed:
                 raise Closed("the engine is closing: the model is not swapped")
-            self._hooks += watch(made.model)
-            edition = self.catalogue.swap(made.index, recommender=made, model=name_of(model, revision), check=check)
+            before = self.model
+            edition = self.catalogue.swap(made.index, recommender=bare, model=name_of(model, revision), check=check)
             self._current()  # nothing else keeps the old one
+            self._hooks += [] if before is made.model else watch(made.model)
+            del before
             return edition, costs
         except torch.OutOfMemoryError as error:
             raise MemoryError(f"there is no memory for a second model ({error}): start a server with it") from None
@@ -491,7 +500,7 @@ class Engine:
     def _compute(self, batch: Sequence[Job]) -> Computed:
         """The answers to a batch, in a worker; all of one model and one edition of the catalogue."""
         recommender, reader = self._current(), batch[0].reader
-        if recommender.model is not reader.model:  # swapped since: these prompts are of the old pair, which is whole
+        if recommender.pair is not reader.pair:  # swapped since: these prompts are of the old pair, which is whole
             recommender = reader
         try:
             with while_wanted(lambda: not all(job.future.done() for job in batch)):

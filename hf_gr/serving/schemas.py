@@ -83,7 +83,8 @@ class RecommendRequest(Taken):
     )
     timeout_ms: Milliseconds | None = Field(default=None, description="Answer within this time, or not at all.")
     sequences: bool = Field(
-        default=False, description="Also answer with every item's tokens; null for one that has left the catalogue."
+        default=False,
+        description="Also answer with the tokens of items; null if the catalogue changed twice meanwhile.",
     )
 
 

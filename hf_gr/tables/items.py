@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .cells import read_integer
 from .files import READ_ERRORS, SUFFIXES, open_file, suffix_of
 from .table import Table
 
@@ -69,13 +70,13 @@ def read_values(path: str, argument: str, *, are_strings: bool) -> dict[Any, Any
     """By the item ids of a table, what its column says: `group` of `item_groups`, `bias` of `item_bias`."""
     column = {"item_groups": "group", "item_bias": "bias"}[argument]
     found: dict[Any, Any] = {}
-    for rows, _ in Table(path, {COLUMN: argument, column: argument}).batches():
+    expected = f"{'a text' if are_strings else 'an integer'}, as the catalogue's ids are, and each once"
+    for rows, _ in Table(path, {COLUMN: "", column: ""}).batches():
         for row, (item, value) in enumerate(zip(rows.cells(COLUMN), rows.cells(column), strict=True)):
-            try:
-                found[str(item) if are_strings else int(item)] = value
-            except (TypeError, ValueError):
-                expected = "an integer, as the catalogue's ids are"
-                raise ValueError(rows.problem(COLUMN, row, item, expected)) from None
+            name = str(item) if are_strings else read_integer(str(item))
+            if item is None or isinstance(item, float) or name is None or name in found:
+                raise ValueError(rows.problem(COLUMN, row, item, expected))
+            found[name] = value
     return found
 
 

@@ -99,9 +99,14 @@ def clean(
 
 
 def as_ids(values: list[Any], are_strings: bool | None, *, is_text: bool) -> list[Any]:
-    """Item ids: strings if the catalogue's are, else, of a CSV, integers if all of its texts look like integers."""
+    """Item ids: strings or integers as the catalogue's are; without one, of a CSV, integers if all texts look so.
+
+    For a catalogue of integers any other id stays as it is: an unknown item.
+    """
     if are_strings:
         return [str(value) for value in values]
+    if are_strings is False:
+        return [int(value) if isinstance(value, str) and value.isdecimal() else value for value in values]
     return np.asarray(read_ids(pa.array(values), True)).tolist() if is_text and values else values
 
 
@@ -111,7 +116,12 @@ def as_times(values: list[Any], name: str) -> np.ndarray:
     bad: list[int] = []
     for kind in ("float64", "datetime64[us]"):
         try:
-            return np.asarray(values, dtype=kind)
+            times = np.asarray(values, dtype=kind)
+            if kind == "float64" and np.isfinite(times).all():
+                return times
+            if kind != "float64" and (times < np.datetime64("9999-01-01")).all():  # not so for NaT
+                return times
+            raise ValueError("no time")
         except (TypeError, ValueError, OverflowError):
             found = [row for row, value in enumerate(values) if not _converts(value, kind)]
             bad = found if not bad or len(found) < len(bad) else bad
