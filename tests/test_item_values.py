@@ -199,3 +199,9 @@ def test_recommend_takes_them_and_so_does_the_engine_for_each_request() -> None:
             return [one.items for one in made]
 
     assert asyncio.run(ask()) == [*lists[0], *lists[1]]
+    cold = {"fallback": IDS, "max_per_group": 1, "top_k": 9, "constraint_index": INDEX}
+    (row,) = recommend(model, [[]], **cold, **how)
+    assert len(row) == 9
+    assert max(Counter(GROUPS.get(item, item) for item in row).values()) == 1
+    (row,) = recommend(model, [[]], num_beams=20, **cold)
+    assert max(Counter(INDEX.encode([item])[0] for item in row).values()) == 1

@@ -367,6 +367,16 @@ def test_the_catalogue_of_another_model_is_refused_where_another_process_swapped
     assert LiveCatalogue(log=UpdateLog(tmp_path)).edition.model == "m2"
 
 
+def test_what_was_removed_stays_so_under_another_model() -> None:
+    catalogue = LiveCatalogue(small_index())
+    for _ in range(2):  # a list of what has gone is sent every night
+        catalogue.apply(Update(remove=["jam"]))
+    assert catalogue.swap(small_index(), model="m2", check=lambda index: None).index.item_ids == ["ham", "yam"]
+    assert catalogue.apply(Update(restore=["jam"])).index.num_items == 3
+    catalogue.apply(Update(remove=["jam"]))
+    assert catalogue.swap(small_index()).index.num_items == 3  # this index is the catalogue
+
+
 def test_followers_see_updates(tmp_path: Path) -> None:
     catalogue = LiveCatalogue(small_index(), log=UpdateLog(tmp_path))
     other = LiveCatalogue(log=UpdateLog(tmp_path))

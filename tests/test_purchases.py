@@ -67,9 +67,9 @@ def test_purchases_of_one_moment_are_in_no_order_of_rows_and_always_the_same() -
     rows = {"user": ["ann"] * 50, "item": list(range(50)), "time": [0] * 25 + [1] * 25}
     history = cleaned(rows, shuffle_ties=True)[0]["ann"]
     assert sorted(history[:25]) == list(range(25)) != history[:25]
-    rows = {name: [*values, last] for (name, values), last in zip(rows.items(), ("bob", 1, 0), strict=True)}
+    rows = {name: [last, *values] for (name, values), last in zip(rows.items(), ("bob", 1, 0), strict=True)}
     whole = cleaned(rows, shuffle_ties=True, min_user_count=1)[0]["ann"]
-    assert cleaned(rows, shuffle_ties=True)[0] == {"ann": whole}  # what is dropped changes no order
+    assert cleaned(rows, shuffle_ties=True)[0] == {"ann": whole} == {"ann": history}  # whatever else is in the table
 
 
 BOUGHT: dict[str, list[Any]] = {
@@ -200,6 +200,7 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
     assert "It states neither" not in card
     assert str(tmp_path) not in card
     assert not list(folder.glob("checkpoint-*"))
+    assert json.loads((folder / "generation_config.json").read_text())["num_beams"] == 50  # as it was measured
     assert SemanticIds.from_pretrained(folder).item_ids == list(range(12))
     first = SemanticIds.from_pretrained(folder).codes[:, 0]
     assert set(first[:6]).isdisjoint(first[6:])  # the texts tell them apart
@@ -234,7 +235,9 @@ def check_tomorrow(folder: Path) -> None:
     assert ids.codes_of(13)[0] in ids.codes[6:12, 0]  # green, as they are
     assert ids.codes_of(14)[0] in ids.codes[:6, 0]
     catalogue = LiveCatalogue(before.constraint_index())
-    catalogue.apply(Update.from_dict(json.loads(patch.read_text())))
+    body = json.loads(patch.read_text())
+    assert body.pop("code_book") == ids.code_book()
+    catalogue.apply(Update.from_dict(body))
     assert list(catalogue.edition.index) == list(index) == list(ids.constraint_index())
     assert set(hf_gr.recommend(folder, [[3, 12]], top_k=15)[0]) == set(range(15))
     sent = patch.read_text()

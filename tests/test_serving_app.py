@@ -377,7 +377,10 @@ async def test_changes_of_the_catalogue() -> None:
     async with client() as http:
         state = {"version": 3, "model_version": "old", "num_items": 4, "max_length": 2, "rules": {"europe": 2}}
         assert (await http.get("/v1/catalogue")).json() == state
-        change = {"remove": ["B02"], "add": [{"item_id": "B99", "sequence": [9, 9]}]}
+        change = {"remove": ["B02"], "add": [{"item_id": "B99", "sequence": [9, 9]}], "code_book": {"B01": "5 8"}}
+        refused = await error_of(await http.patch("/v1/catalogue", json=change), 422)
+        assert "expected that of the patch" in str(refused)
+        change["code_book"] = {"B01": "5 7"}
         state |= {"version": 4, "rules": {"europe": 1}}
         assert (await http.patch("/v1/catalogue", json=change)).json() == state
         answer = (await http.post(**ask(history=["B01"], num_results=9, sequences=True))).json()

@@ -90,7 +90,9 @@ class Attributes:
 
     def _part(self, name: Any, wanted: Any) -> frozenset[Any] | tuple[float, float]:
         if name not in self._columns:
-            raise ValueError(f"filter has {shown(name)}, expected some of {', '.join(self._columns) or 'none'}: omit it")
+            raise ValueError(
+                f"filter has {shown(name)}, expected some of {', '.join(self._columns) or 'none'}: omit it"
+            )
         kind = self._columns[name][0]
         types, expected = KINDS[kind]
         is_range = kind == "number" and isinstance(wanted, Mapping) and wanted.keys() <= {"min", "max"}

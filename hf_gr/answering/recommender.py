@@ -8,10 +8,11 @@ Tables, the server, Ray and the demo answer by it.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -254,7 +255,20 @@ class Recommender:
         view = self._view(request)
         living = self._living_fallback if view is self.index else split_items(self.fallback or (), view)[0]
         exclude = set(request.exclude)
-        return [item for item in living if item not in exclude][: request.num_results or self.num_results]
+        items = [item for item in living if item not in exclude]
+        if items and (most := request.max_per_group or self.option("max_per_group")):
+            seen, groups = Counter[Any](), self._groups_of(items)
+            for place, group in enumerate(groups):
+                seen[group] += 1
+                groups[place] = seen[group] <= most
+            items = [*compress(items, groups)]
+        return items[: request.num_results or self.num_results]
+
+    def _groups_of(self, items: list[Any]) -> list[Any]:
+        """The groups of items for `max_per_group`: by default the first tokens."""
+        self._item_values()
+        rows, given = self.index.snapshot.sequences_of(items)[1], cast(Any, self._values.get("item_groups"))
+        return (rows[:, 0] if given is None else given.by_leaf[given.trie.walk(rows, None)[0]]).tolist()
 
     @cached_property
     def _living_fallback(self) -> list[Any]:

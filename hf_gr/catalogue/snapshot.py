@@ -183,6 +183,12 @@ class Snapshot:
             return self
         return replace(self, alive=(self.alive or self.items.all_alive).without(positions))
 
+    def removed(self) -> list[ItemId]:
+        """The ids of items that were removed, or left out by a view."""
+        ids = self.items.ids_of(np.flatnonzero(~self.flags_by_number()))
+        every: list[ItemId] = [*(ids if isinstance(ids, list) else ids.tolist())]
+        return [one for one, is_there in zip(every, self.has_items(every), strict=True) if not is_there]
+
     def restore(self, item_ids: Any) -> Snapshot:
         """With some items that were removed."""
         ids = self.check_ids(item_ids, "item_ids")

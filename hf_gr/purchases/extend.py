@@ -135,7 +135,8 @@ def extend(
     for left, why in ((rare, f"with fewer than {min_item_count} purchases"), (alone, "bought with no known item")):
         lines += [f"{counted(len(left), 'new item')} {why}: left out ({shown(left)})"] if left else []
     lines.append(agreement(ids, histories))
-    body = {"add": [{"item_id": name, "sequence": sequence} for name, sequence in sequences.items()]}
+    body: dict[str, Any] = {"add": [{"item_id": name, "sequence": row} for name, row in sequences.items()]}
+    body["code_book"] = ids.code_book()
     if patch is not None and (new or not Path(patch).exists()):  # an earlier one may not have been sent yet
         with replaced_file(Path(patch)) as file:
             file.write(json.dumps(body).encode())

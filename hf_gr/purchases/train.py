@@ -141,6 +141,8 @@ def train(
     from .extend import agreement, text_features
 
     start, output = perf_counter(), Path(output)
+    if max_steps < 1:
+        raise ValueError(f"max_steps={max_steps}, expected 1 or more")
     if min_user_count < 3:
         raise ValueError(f"min_user_count={min_user_count}, expected 3 or more: a user's last two are held out")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -183,6 +185,8 @@ def train(
         callbacks=[Keep()],
         **{"max_steps": max_steps, "per_device_train_batch_size": batch_size, "learning_rate": 3e-3} | arguments,
     )
+    model.generation_config.num_beams = NUM_BEAMS  # as measured below
+    model.generation_config.save_pretrained(output)
     last, best = states[0].global_step, states[0].best_global_step
     for checkpoint in output.glob("checkpoint-*"):
         if checkpoint.name.removeprefix("checkpoint-").isdigit():

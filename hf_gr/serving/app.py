@@ -47,6 +47,7 @@ except ImportError as missing:
 
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.code_book import compare
 
 from .answers import Classification, Closed, Overloaded, Recommendation, TooLate
 from .catalogues import Update
@@ -383,7 +384,10 @@ def _documentation(schema: Mapping[str, Any]) -> str:
 
 
 def _update(server: Server, body: CataloguePatch) -> None:
-    server.engine.catalogue.apply(Update.from_dict(body.model_dump()))
+    if body.code_book:
+        snapshot = server.engine.catalogue.edition.index.snapshot
+        compare(body.code_book, snapshot, whose="the patch", argument="the catalogue")
+    server.engine.catalogue.apply(Update.from_dict(body.model_dump(exclude={"code_book"})))
 
 
 def _swap(server: Server, body: ModelPut) -> None:

@@ -41,7 +41,7 @@ class Update:
         add: items, `{"item_id": "B99", "sequence": [5, 7]}`. An id that exists gets a second sequence (with semantic
             IDs, it is refused), unless it is in `remove`, too: then the new one replaces the old one, and the item
             stays in its rules.
-        remove: ids of items, which leave every rule.
+        remove: ids of items, which leave every rule; those that are gone already stay so.
         restore: ids of items that were removed; they come back to no rule.
         rules: by name, the ids of the only items that may be answered under it; None deletes the rule.
         idempotency_key: any text that no other update has: an update that its sender repeats, since he does not know
@@ -191,6 +191,7 @@ class LiveCatalogue:
         """Replace the whole index. Rules lose the ids that the new index does not have: a warning counts them.
 
         In the same step comes another model, if `check` is given: see `answered_by`, and `recommender` of `Edition`.
+        Then items that were removed stay so.
 
         Raises:
             ValueError: the ids are of another type, or `check` refuses the index; nothing has changed then.
@@ -205,6 +206,8 @@ class LiveCatalogue:
                 )
             (check or self.check)(index)
             before = self._edition
+            if check is not None and (gone := before.index.snapshot.removed()):
+                index.remove([item for item, is_there in zip(gone, index.has_items(gone), strict=True) if is_there])
             rules = {name: _living(index, view) for name, view in before.rules.items()}
             edition = replace(before, version=before.version + 1, index=index, rules=rules)
             if check is not None:
@@ -247,7 +250,8 @@ class LiveCatalogue:
         """An edition after an update, of the next version."""
         index, rules = copy.copy(edition.index), dict(edition.rules)
         if update.remove:
-            _refuse_unknown(index, update.remove, "remove")
+            ids = index.snapshot.check_ids(update.remove, "remove")
+            refuse_unknown(ids, index.snapshot.sequences_of(ids)[0], "remove", fix="omit them")
         if update.restore:
             try:
                 index.restore(list(update.restore))
@@ -257,7 +261,8 @@ class LiveCatalogue:
             if len(index.snapshot.items) - num_left > max(MOST_REMOVED, num_left):
                 index.compact()
         if update.remove:
-            index.remove(list(update.remove))
+            is_there = index.has_items(list(update.remove))
+            index.remove([item for item, is_one in zip(update.remove, is_there, strict=True) if is_one])
             for name, view in edition.rules.items():
                 if gone := split_items(update.remove, view)[0]:
                     rules[name] = copy.copy(view)  # the arrays of the others stay on their devices

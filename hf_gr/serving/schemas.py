@@ -119,6 +119,9 @@ class CataloguePatch(Taken):
     rules: dict[str, ItemIds | None] = Field(
         default_factory=dict, description="Item ids by name of a rule, which is made or replaced; null deletes it."
     )
+    code_book: dict[str, str] | None = Field(
+        default=None, description="Tokens of some items, as `hf-gr items extend` writes them; refused if others here."
+    )
     idempotency_key: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = Field(
         default=None, description="Of this change alone, such as a UUID: sent again with it, the change is made once."
     )

@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from datetime import UTC
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from .sequences import pa, read_ids
 from .table import Table
 
 WINDOW_ROWS = 2**16
-TIE_SEED = 0  # never a run's: what is held out stays the same
 
 
 def read_purchases(purchases: Any, columns: Mapping[str, str | None], **how: Any) -> tuple[Table, dict[str, str]]:
@@ -40,8 +39,6 @@ def clean(
         for role, name in roles.items():
             columns[role] += rows.cells(name)
     frame: Any = pd.DataFrame(columns, dtype=object)
-    # Of all rows, so that purchases of one moment stay in their order, whatever is dropped.
-    frame = frame.assign(tie=np.random.default_rng(TIE_SEED).permutation(len(frame)))
     report = [f"{len(frame):,} rows"]
 
     def keep(kept: Any, what: str) -> None:
@@ -82,12 +79,18 @@ def clean(
         f"of items with fewer than {counts['item']} purchases (min_item_count) or users with fewer than "
         f"{counts['user']} (min_user_count)",
     )
+    if frame.empty and report[0] == "0 rows":
+        raise ValueError(f"{table.name} has no row, expected some")
     if frame.empty:
         raise ValueError(f"{table.name}: no row is left, expected some: leave out less ({'; '.join(report)})")
     tied = int(frame.duplicated(["user", "time"]).sum())
     told = "in a random order, always the same (shuffle_ties)" if options["shuffle_ties"] else "in the order of rows"
     report.append(f"{tied:,} at the time of another of their user: {told}")
-    ordered = frame.sort_values(["time", "tie"] if options["shuffle_ties"] else "time", kind="stable")
+    by = ["time"]
+    if options["shuffle_ties"]:  # by what a purchase is, so that its place does not depend on the rest of the table
+        own = frame[["user", "item", "time"]].astype(str)
+        by, frame = [*by, "tie"], frame.assign(tie=cast(Any, pd).util.hash_pandas_object(own, index=False))
+    ordered = frame.sort_values(by, kind="stable")
     histories: dict[Any, list[Any]] = {user: [] for user in frame["user"]}  # in the order of their first rows
     for user, item in zip(ordered["user"], ordered["item"], strict=True):
         histories[user].append(item)
