@@ -108,6 +108,9 @@ def test_purchases_are_taken_as_they_are(case: Any, tmp_path: Path, kind: str, c
         expected,
     ]
     assert "1 with a missing cell: dropped" in caplog.messages
+    returned = pd.concat([frame.assign(number=1), frame[::-1].assign(number=0)], ignore_index=True)
+    kept = hf_gr.recommend(case.model, returned, quantity="number", **columns, **how)
+    assert [list(kept[name]) for name in ("who", "items")] == [list(HISTORIES), expected]
     measured: dict[str, Any] = {"constraint_index": case.index, "sampled_users": 0, "cutoffs": [5]}
     long = [history for history in HISTORIES.values() if len(history) > 1]
     alone = hf_gr.evaluate(case.model, long, **measured).results
@@ -129,6 +132,7 @@ def test_purchases_are_refused_where_they_are_taken_for_users(case: Any, tmp_pat
         ({"item": "what", "user": "who", "filter": "x"}, "filter='x' with item='what'"),
         ({"item": "what", "user": "who", "history": "what"}, "history='what' with item='what'"),
         ({"time": "day", "history": "what"}, "time='day' without item=, expected both"),
+        ({"quantity": "n", "history": "what"}, "quantity='n' without item=, expected both"),
     ):
         with pytest.raises(ValueError, match=message):
             hf_gr.recommend(case.model, frame, constraint_index=case.index, **columns)

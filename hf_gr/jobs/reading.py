@@ -69,7 +69,7 @@ class Users(Table):
 
     def _from_purchases(self, purchases: Any, settings: Settings, are_strings: bool, how: Any) -> dict[str, list[Any]]:
         """A table of users with their histories, held in memory; cleaned as by `train`, but for rare items."""
-        columns = {"user": settings.user, "item": settings.item, "time": settings.time}
+        columns = {"user": settings.user, "item": settings.item, "time": settings.time, "quantity": settings.quantity}
         roles = {role: name for role, name in columns.items() if name is not None}
         table = Table(purchases, {name: role for role, name in reversed(roles.items())}, name="users", **how)
         fewest = 2 if settings.leave_one_out and settings.fallback is None else 1  # the last purchase is the target

@@ -27,6 +27,7 @@ def recommend(
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
+    quantity: str | None = None,
     exclude: str | None = None,
     filter: str | None = None,
     unknown_items: Literal["refuse", "drop"] = "refuse",
@@ -84,6 +85,7 @@ def recommend(
             a line of the log counts them. `exclude="history"` excludes what a user has bought.
         time: column of times of purchases, by which a user's rows are sorted: numbers, dates, or texts such as
             2026-11-22; by default rows are in order. Purchases of one moment are in a random order, always the same.
+        quantity: column of quantities of purchases: rows of 0 or less, such as returns, are dropped.
         exclude: column of lists of item ids that are not recommended to the user; may be the column of the history.
             Ids that the catalogue does not have are allowed, and so is null.
         filter: column of lists of the only item ids to recommend to the user; null allows all, an empty list none.

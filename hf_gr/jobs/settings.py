@@ -49,6 +49,7 @@ class Settings:
     user: str | None = None
     item: str | None = None
     time: str | None = None
+    quantity: str | None = None
     target: str | None = None
     exclude: str | None = None
     filter: str | None = None
@@ -125,7 +126,7 @@ class Settings:
         Raises:
             ValueError: invalid settings.
         """
-        for column in (*ROLES, "item", "time"):
+        for column in (*ROLES, "item", "time", "quantity"):
             if not isinstance(getattr(self, column), str | None):
                 raise ValueError(
                     f"{column}={getattr(self, column)!r}, expected the name of a column: put the values into one"
@@ -144,8 +145,11 @@ class Settings:
                 f"{found} with item={self.item!r}, expected the columns of purchases: user=, item= and time=; "
                 "the column 'history' is made of them, and exclude='history' may name it"
             )
-        if self.time is not None and self.item is None:
-            raise ValueError(f"time={self.time!r} without item=, expected both: the columns of a table of purchases")
+        for name in ("time", "quantity"):
+            if (column := getattr(self, name)) is not None and self.item is None:
+                raise ValueError(
+                    f"{name}={column!r} without item=, expected both: the columns of a table of purchases"
+                )
         if self.user in TAKEN and not self.has_targets:
             raise ValueError(f"user={self.user!r}, expected another name than {', '.join(TAKEN)}: rename the column")
         counts = {name: count(name, getattr(self, name)) for name in ("top_k", "token_budget", "window_rows")}
