@@ -77,7 +77,6 @@ def test_both_frameworks_have_the_same_metrics(case: Case, users: Path, model: A
         users,
         constraint_index=index,
         history="seen",
-        exclude="not",
         on_error="skip",
         cutoffs=(1, 6),
         num_beams=8,
