@@ -5,16 +5,18 @@
 Leave-one-out on two data sets: the last item of every user is asked for, given the items before it (`backbone_data`).
 Models learn from the same histories, without the last two items of each user and without a tenth of the users
 (`backbone_models`); popular items and neighbours are `hf_gr.evaluate`'s own, counted in all prompts, which have more.
-TIGER's T5 has as much processor time as the backbone, and its settings were not searched. Lists have ten items, none
-of the user's own. Intervals are 95%, by users drawn again; differences are of the same users.
+Each model has as many trials of settings (`--trials`), and TIGER's T5 as much processor time as the backbone. The last
+data set is Beauty with the semantic IDs that AtSpeed publishes for it. Lists have ten items, none of the user's own.
+Intervals are 95%, by users drawn again; differences are of the same users.
 
-    python examples/benchmark/backbone.py            # trains what is not there: an hour of one core; then minutes
+    python examples/benchmark/backbone.py            # trains what is not there: three hours of one core; then minutes
     python examples/benchmark/backbone.py --fast     # a minute: the method, not the numbers
 """
 
 import argparse
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from backbone_data import STUDIES, TEXTS, Study, has_study, read_study
-from backbone_models import backbone_folder, facts, items_folder, load, t5_folder
+from backbone_models import backbone_folder, facts, items_folder, load, t5_folder, tuned
 from report import print_json_line, print_table
 
 import hf_gr
@@ -43,18 +45,25 @@ def measure(study: Study, options: argparse.Namespace) -> tuple[Any, dict[str, A
     """All methods on the test rows, and how the models were trained."""
     rows = study.test[: FAST_ROWS if options.fast else None]
     table = pa.table({"before": [row.history.tolist() for row in rows], "next": [row.item for row in rows]})
-    folders = {"backbone": backbone_folder(study, options.work, options.fast)}
+    ours = partial(backbone_folder, study, options.work, options.fast)
+    makers: dict[str, Any] = {"backbone": ours}
     indexes = {"backbone": study.index}
-    if study.name in STUDIES and not options.backbone_alone:
-        folders["T5, equal time"] = t5_folder(study, options.work, options.fast)
-        folders["one token per item (SASRec)"] = items_folder(study, options.work, options.fast)
+    if not options.backbone_alone:
+        makers["T5, equal time"] = partial(t5_folder, study, options.work, options.fast)
         indexes["T5, equal time"] = study.index
-        single = np.arange(len(study.ids))[:, None]
-        indexes["one token per item (SASRec)"] = hf_gr.ConstraintIndex.from_sequences(single)
+        if study.name in STUDIES:
+            makers["one token per item (SASRec)"] = partial(items_folder, study, options.work, options.fast)
+            single = np.arange(len(study.ids))[:, None]
+            indexes["one token per item (SASRec)"] = hf_gr.ConstraintIndex.from_sequences(single)
+    folders, chosen = {}, {}
+    for name, make in makers.items():
+        if "backbone" in folders and name.startswith("T5"):
+            make = partial(make, backbone=folders["backbone"])
+        folders[name], chosen[name] = tuned(make, options.trials)
     models = {name: load(folder) for name, folder in folders.items()}
     how: dict[str, Any] = {"history": "before", "target": "next", "exclude": "before", "num_beams": options.num_beams}
     found = hf_gr.evaluate(models, table, constraint_index=indexes, sampled_users=0, progress=False, **how)
-    return found, {name: facts(folder) for name, folder in folders.items()}
+    return found, {name: facts(folder) | {"chosen": chosen[name]} for name, folder in folders.items()}
 
 
 def show(study: Study, found: Any, trained: dict[str, Any]) -> None:
@@ -79,6 +88,9 @@ def show(study: Study, found: Any, trained: dict[str, Any]) -> None:
         for one in (*found.baselines, *found.results)
     ]
     print_table(["", "trained", *METRICS], cells)
+    for name, made in trained.items():
+        if made["chosen"]:
+            print(f"{name}: {', '.join(f'{key} {value}' for key, value in made['chosen'].items())}")
     print()
     others = [*found.results[1:], *found.baselines]
     cells = []
@@ -93,11 +105,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", nargs="+", choices=(*STUDIES, TEXTS), default=[*STUDIES, TEXTS])
     parser.add_argument("--backbone-alone", action="store_true", help="train no model beside it")
+    parser.add_argument("--trials", type=int, help="of settings, for each model: 5; 2 with --fast")
     parser.add_argument("--num-beams", type=int, help="50; 10 with --fast")
     parser.add_argument("--work", type=Path, default=cache_folder("experiments"), help="where models are")
     parser.add_argument("--fast", action="store_true", help="few users and items, hardly trained")
     options = parser.parse_args(arguments)
     options.num_beams = options.num_beams or (10 if options.fast else 50)
+    options.trials = options.trials or (2 if options.fast else 5)
     torch.set_num_threads(1)  # a second thread hardly helps models this small
     logging.getLogger("hf_gr.evaluate").setLevel(logging.ERROR)
     results = []

@@ -8,15 +8,19 @@ loss are kept. Each is trained once; a changed recipe trains again.
 - backbone: a Qwen3 over semantic IDs;
 - t5: TIGER's encoder-decoder, with as much processor time;
 - items: the backbone's architecture over one token per item, as SASRec: what semantic IDs cost or bring.
+
+`tuned` searches settings, equally many trials for each: the recipe, and others drawn from `SPACE`, the same for all; a
+trial is a quarter of the training, and the least validation loss wins.
 """
 
 import hashlib
 import json
+import random
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,13 @@ ITEMS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 T5 = {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32}
 FAST_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16}
 T5_TRAINING = {"per_device_train_batch_size": 128, "learning_rate": 3e-3}
+SPACE: dict[str, Sequence[Any]] = {
+    "learning_rate": (5e-4, 1e-3, 2e-3, 4e-3),
+    "weight_decay": (0.01, 0.1, 0.5),
+    "hidden_size": (64, 128),
+    "num_layers": (1, 2, 3),
+}
+TRIAL = 0.25  # of a training
 NOTE = "recipe.json"
 FAST: dict[str, Any] = {
     "max_items": 8,
@@ -73,36 +84,78 @@ def max_items(study: Study, fast: bool = False) -> int:
     return recipe_of(study, fast=fast)["max_items"]
 
 
-def backbone_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
+def tuned(make: Callable[..., Path], trials: int) -> tuple[Path, dict[str, Any]]:
+    """The folder of a model with the best of some settings, and these.
+
+    Args:
+        make: from settings and the share of a training to the folder of a model, such as `backbone_folder` of a study.
+        trials: the recipe's own settings are one; with 1 nothing is searched.
+    """
+    draw = random.Random(0)
+    drawn = [{}, *({name: draw.choice(values) for name, values in SPACE.items()} for _ in range(trials - 1))]
+    losses = [min(facts(make(settings, TRIAL))["valid_losses"].values()) for settings in drawn] if trials > 1 else [0]
+    best = drawn[losses.index(min(losses))]
+    return make(best, 1.0), best
+
+
+def changed(recipe: dict[str, Any], settings: dict[str, Any], share: float) -> dict[str, Any]:
+    """A recipe with some of `SPACE` in its place, and a share of its epochs."""
+    training = dict(recipe["training"])
+    if share < 1 and "num_train_epochs" in training:
+        training["num_train_epochs"] = share * training["num_train_epochs"]
+    training |= {name: settings[name] for name in ("learning_rate", "weight_decay") if name in settings}
+    model = dict(recipe["model"])
+    if settings:
+        names = ("d_model", "num_layers") if "d_model" in model else ("hidden_size", "num_hidden_layers")
+        model |= dict(zip(names, (settings["hidden_size"], settings["num_layers"]), strict=True))
+        model |= {"d_ff": 2 * settings["hidden_size"]} if "d_model" in model else {}
+    return {**recipe, "model": model, "training": training}
+
+
+def backbone_folder(
+    study: Study,
+    work: Path | None = None,
+    fast: bool = False,
+    settings: dict[str, Any] | None = None,
+    share: float = 1.0,
+) -> Path:
     """The folder of the trained backbone, with its catalogue; trained if it is not there.
 
     Args:
         study: the data.
         work: the folder of all experiments' models, by default `~/.cache/hf_gr/experiments`.
         fast: a tiny model, hardly trained.
+        settings: of `SPACE`, in the place of the recipe's.
+        share: of the training.
     """
-    recipe = recipe_of(study, fast=fast)
+    recipe = changed(recipe_of(study, fast=fast), settings or {}, share)
     return trained_once(f"backbone-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder))
 
 
-def items_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
+def items_folder(
+    study: Study, work: Path | None, fast: bool, settings: dict[str, Any] | None = None, share: float = 1.0
+) -> Path:
     """The folder of the model with one token per item, with its own catalogue."""
-    recipe = FAST if fast else {**recipe_of(study), "model": ITEMS}
+    recipe = changed(FAST if fast else {**recipe_of(study), "model": ITEMS}, settings or {}, share)
     tokens = np.arange(len(study.ids))[:, None]
     return trained_once(
         f"items-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder, items=tokens)
     )
 
 
-def t5_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
-    """The folder of TIGER's T5, trained with as much processor time as the backbone."""
-    budget = facts(backbone_folder(study, work, fast))["cpu_seconds"]
-    how = {
-        "max_items": recipe_of(study, fast=fast)["max_items"],
-        "cpu_seconds": budget,
-        "model": FAST_T5 if fast else T5,
-        "training": T5_TRAINING,
-    }
+def t5_folder(
+    study: Study,
+    work: Path | None,
+    fast: bool,
+    settings: dict[str, Any] | None = None,
+    share: float = 1.0,
+    backbone: Path | None = None,
+) -> Path:
+    """The folder of TIGER's T5, trained with as much processor time as a backbone, by default that of the recipe."""
+    budget = share * facts(backbone or backbone_folder(study, work, fast))["cpu_seconds"]
+    sizes = {"model": FAST_T5 if fast else T5, "training": T5_TRAINING}
+    how = {"max_items": recipe_of(study, fast=fast)["max_items"], "cpu_seconds": budget, **sizes}
+    how = changed(how, settings or {}, share)
 
     def make(folder: Path) -> dict[str, Any]:
         steps = 1 if fast else round(budget / _seconds_of_a_step(study, how))
