@@ -62,6 +62,18 @@ def test_items_pass_filters_as_in_a_loop(form: str, tmp_path: Path) -> None:
         assert found == [row["item_id"] for row in rows if passes(row, wanted)]
 
 
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_digits_that_numbers_would_lose_stay_text(num_files: int, tmp_path: Path) -> None:
+    rows = ["01,01234,12345678901234567,1.50\n", "02,90210,7,0.5\n03,,12345678901234568,0\n"]
+    for number in range(num_files):
+        content = rows[number] if num_files == 2 else "".join(rows)
+        (tmp_path / f"{number}.csv").write_text(f"item_id,zip,ean,price\n{content}")
+    attributes = Attributes(tmp_path, are_strings=True)
+    for wanted in ({"zip": ["01234"]}, {"ean": ["12345678901234567"]}, {"price": {"min": 1}}):
+        assert attributes.items(attributes.read(wanted)) == ["01"]
+    assert attributes.items(attributes.read({"zip": ["90210"]})) == ["02"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

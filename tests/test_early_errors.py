@@ -16,11 +16,18 @@ NUM_USERS = 5
 
 def test_mistakes_are_told_on_one_line(case: Case, users: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    for name, file in (("bare", "config.json"), ("adapter", "adapter_config.json")):
+        (tmp_path / name).mkdir()
+        base = '{"peft_type": "LORA", "base_model_name_or_path": "gone/base"}'
+        (tmp_path / name / file).write_text(base if name == "adapter" else (case.model / file).read_text())
+    lacks = "lacks a part of a model ("
     compared = {"model": case.model, "index": case.index, "input": users, "history": "seen", "cutoffs": "1,5"}
     right = {"recommend": options_of(case, users, tmp_path / "r.parquet"), "evaluate": flags_of(compared)}
     for name, more, code, message in (
         ("recommend", {"model": tmp_path / "empty"}, 2, f"{tmp_path / 'empty'}"),
-        ("recommend", {"model": "no/model"}, 1, "--model 'no/model' is neither a folder here nor reachable"),
+        ("recommend", {"model": tmp_path / "bare"}, 2, lacks),
+        ("recommend", {"model": tmp_path / "adapter"}, 2, lacks),
+        ("recommend", {"model": "no/model"}, 2, "--model 'no/model' is neither a folder here nor reachable"),
         ("recommend", {"option": "length_penalty"}, 2, "--option length_penalty, expected NAME=VALUE"),
         ("recommend", {"option": "top_k=3"}, 2, "--option 'top_k=3', expected an argument of generate that"),
         ("recommend", {"prefix-tokens": "1,x"}, 2, "--prefix-tokens '1,x', expected integers such as 5,10"),

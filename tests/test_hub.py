@@ -208,6 +208,11 @@ def test_an_upload_that_fails_leaves_the_repository_as_before(
     assert len(hub.asked("PUT", "^/objects/")) - uploads == ("upload" in name)
 
 
+def test_a_push_offline_says_what_is_off() -> None:
+    with pytest.raises(ConnectionError, match="did not take me/catalogue: unset HF_HUB_OFFLINE, which is on"):
+        make_index().push_to_hub("me/catalogue")
+
+
 def test_an_index_that_cannot_be_saved_makes_no_repository(hub: HubServer) -> None:
     index = make_index()
     with pytest.raises(ValueError, match="no item is alive"):

@@ -18,6 +18,7 @@ KINDS = {  # of columns: the types of a filter's values, and what errors call th
     "number": ((int, float), "a list of numbers, or an object of min and max"),
     "text": ((str,), "a list of texts"),
 }
+CODES = r"^[+-]?0[0-9]|^[0-9]{16}"  # digits that a number would lose: zip codes, long ids
 LARGEST = 2**1023  # of a number that a float holds
 
 
@@ -108,13 +109,20 @@ class Attributes:
         return float(bounds.get("min", -math.inf)), float(bounds.get("max", math.inf))
 
 
-def _read(path: Any) -> Any:
-    """All columns of a file, or of those in a folder, with types that fit all rows; ids of text files are texts."""
-    from hf_gr.tables.files import READ_ERRORS, TABBED, find_files, open_file, pa, pyarrow, suffix_of
+def _read(path: Any, *texts: str) -> Any:
+    """All columns of a file, or of those in a folder, with types that fit all rows; ids of text files are texts.
+
+    So are columns of CSV with digits that numbers would lose.
+    """
+    from hf_gr.tables.files import READ_ERRORS, TABBED, find_files, open_file, pa, pc, pyarrow, suffix_of
 
     files, kind = find_files(path)
     if len(files) > 1:
-        return pa.concat_tables([_read(file) for file in files], promote_options="permissive")
+        tables = [_read(file) for file in files]
+        if kind == "csv":  # what is text in one is text in all
+            texts = tuple({each.name for one in tables for each in one.schema if each.type == pa.string()})
+            tables = [_read(file, *texts) for file in files]
+        return pa.concat_tables(tables, promote_options="permissive")
     (file,) = files
     try:
         with open_file(file) as (_, stream):
@@ -124,11 +132,17 @@ def _read(path: Any) -> Any:
             return pyarrow.parquet.read_table(source)
         if kind == "jsonl":
             return pyarrow.json.read_json(source, pyarrow.json.ReadOptions(block_size=size))
-        return pyarrow.csv.read_csv(
-            source,
-            pyarrow.csv.ReadOptions(block_size=size),
-            pyarrow.csv.ParseOptions(delimiter="\t" if suffix_of(file) in TABBED else ",", newlines_in_values=True),
-            pyarrow.csv.ConvertOptions(column_types={ITEM: pa.string()}, null_values=[""], strings_can_be_null=True),
-        )
+        read = pyarrow.csv.ReadOptions(block_size=size)
+        parse = pyarrow.csv.ParseOptions(delimiter="\t" if suffix_of(file) in TABBED else ",", newlines_in_values=True)
+
+        def table(*more: str) -> Any:
+            types = dict.fromkeys((ITEM, *texts, *more), pa.string())
+            how: dict[str, Any] = {"column_types": types, "null_values": [""], "strings_can_be_null": True}
+            return pyarrow.csv.read_csv(pa.BufferReader(content), read, parse, pyarrow.csv.ConvertOptions(**how))
+
+        typed = table()
+        numbers = [each.name for each in typed.schema if str(each.type) in ("int64", "double")]
+        written = table(*numbers)
+        return table(*(name for name in numbers if pc.any(pc.match_substring_regex(written[name], CODES)).as_py()))
     except READ_ERRORS as error:
         raise ValueError(f"{file} cannot be read ({error}), expected complete {kind}: write it again") from error

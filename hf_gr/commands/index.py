@@ -241,8 +241,7 @@ def push(
         address = loaded.push_to_hub(
             repo_id, private=private or None, revision=revision, commit_message=message, create_pr=create_pr
         )
-    # The first is that of httpx or httpx2, depending on huggingface_hub's version, and no OSError.
-    except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
+    except errors.HTTPError as error:  # of httpx or httpx2, depending on huggingface_hub's version, and no OSError
         raise OSError(
             f"the Hub did not take {repo_id} ({error}): check the name, the connection and the login"
         ) from error

@@ -14,21 +14,33 @@ from typing import Any
 WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")  # arguments of `from_pretrained`
 
 
+class NoModelError(OSError, ValueError):
+    """No model is there, or not all of its files: another try fails, too."""
+
+
 @contextmanager
 def naming_model(repo_or_dir: Any, argument: str) -> Iterator[None]:
-    """If loading a model fails because nothing has that name, say so; transformers' error is the cause."""
+    """If loading a model fails because nothing has that name, or files are missing, say so; the cause tells more."""
     try:
         yield
     except OSError as error:
-        if not isinstance(repo_or_dir, (str, Path)) or Path(repo_or_dir).exists():
+        if not isinstance(repo_or_dir, (str, Path)):
             raise
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
+        if Path(repo_or_dir).exists():
+            if error.errno is not None:  # of the disk
+                raise
+            raise NoModelError(
+                f"{argument}={str(repo_or_dir)!r} lacks a part of a model ({one_line(error)}), expected config.json "
+                "and weights, or an adapter whose base model is where adapter_config.json says: save it again"
+            ) from error
+        from huggingface_hub import is_offline_mode, try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
         with suppress(HFValidationError):  # no repository id: it cannot be cached
             if isinstance(try_to_load_from_cache(str(repo_or_dir), "config.json"), str):
                 raise  # it was reached, and something else is wrong with it
-        raise OSError(
+        is_known = is_offline_mode() or isinstance(error.__cause__, RepositoryNotFoundError)
+        raise (NoModelError if is_known else OSError)(  # a Hub that is down may answer later
             f"{argument}={str(repo_or_dir)!r} is neither a folder here nor reachable on the Hub, expected one of "
             "them: check the spelling, the connection, and for a private repository the token"
         ) from error

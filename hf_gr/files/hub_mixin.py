@@ -112,7 +112,7 @@ class HubMixin:
             huggingface_hub.errors.HTTPError: the Hub refuses, or is down.
         """
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HTTPError
+        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
@@ -134,6 +134,8 @@ class HubMixin:
                     create_pr=create_pr,
                     ignore_patterns=kept,
                 )
+            except OfflineModeIsEnabled as error:
+                raise ConnectionError(f"the Hub did not take {full_id}: unset HF_HUB_OFFLINE, which is on") from error
             except RuntimeError as error:  # for a large file; its cause says more
                 raise ConnectionError(
                     f"{full_id} is unchanged: a file was not uploaded ({one_line(error)} "
