@@ -79,7 +79,7 @@ def test_digits_that_numbers_would_lose_stay_text(num_files: int, tmp_path: Path
     [
         ({"colour": ["red"]}, "filter has 'colour', expected some of kind, price, count, is_new: omit it"),
         ({"tags": ["a"]}, "filter has 'tags'"),
-        ({"kind": "tea"}, r"filter\['kind'\]='tea', expected a list of texts: the column has such values"),
+        ({"kind": "tea"}, r"""filter\['kind'\]='tea', expected a list of texts: write it as \["tea"\]"""),
         ({"kind": {"max": 5}}, r"filter\['kind'\]={'max': 5}, expected a list of texts"),
         ({"price": ["5"]}, r"filter\['price'\]=\['5'\], expected a list of numbers, or an object of min and max"),
         ({"price": {"most": 5}}, "expected a list of numbers"),

@@ -13,10 +13,10 @@ from .requests import shown
 ITEM = "item_id"
 # By column: the values of which an item must have one, or the least and the largest number.
 Filter = tuple[tuple[str, frozenset[Any] | tuple[float, float]], ...]
-KINDS = {  # of columns: the types of a filter's values, and what errors call them
-    "bool": ((bool,), "a list of true or false"),
-    "number": ((int, float), "a list of numbers, or an object of min and max"),
-    "text": ((str,), "a list of texts"),
+KINDS = {  # of columns: the types of a filter's values, what errors call them, and an example
+    "bool": ((bool,), "a list of true or false", "[true]"),
+    "number": ((int, float), "a list of numbers, or an object of min and max", '{"max": 20}'),
+    "text": ((str,), "a list of texts", '["tea"]'),
 }
 CODES = r"^[+-]?0[0-9]|^[0-9]{16}"  # digits that a number would lose: zip codes, long ids
 LARGEST = 2**1023  # of a number that a float holds
@@ -95,7 +95,7 @@ class Attributes:
                 f"filter has {shown(name)}, expected some of {', '.join(self._columns) or 'none'}: omit it"
             )
         kind = self._columns[name][0]
-        types, expected = KINDS[kind]
+        types, expected, example = KINDS[kind]
         is_range = kind == "number" and isinstance(wanted, Mapping) and wanted.keys() <= {"min", "max"}
         bounds: dict[str, float] = dict(wanted) if is_range else {}
         values: Any = bounds.values() if is_range else wanted
@@ -103,7 +103,7 @@ class Attributes:
         if is_fit:
             is_fit = all(type(value) in types and (kind != "number" or abs(value) < LARGEST) for value in values)
         if not is_fit:
-            raise ValueError(f"filter[{name!r}]={shown(wanted)}, expected {expected}: the column has such values")
+            raise ValueError(f"filter[{name!r}]={shown(wanted)}, expected {expected}: write it as {example}")
         if not is_range:
             return frozenset(map(float, values) if kind == "number" else values)
         return float(bounds.get("min", -math.inf)), float(bounds.get("max", math.inf))

@@ -83,8 +83,8 @@ def as_options(text: str) -> str:
 
     Example:
         >>> FLAGS.update({"overwrite": "--overwrite", "time": "--time", "top_k": "--top-k"})
-        >>> as_options("time= is needed with top_k=5: pass overwrite=True")
-        '--time is needed with --top-k 5: pass --overwrite'
+        >>> as_options("time= is needed with top_k=5 (top_k): pass overwrite=True")
+        '--time is needed with --top-k 5 (--top-k): pass --overwrite'
         >>> FLAGS.clear()
     """
 
@@ -96,6 +96,7 @@ def as_options(text: str) -> str:
 
     value = r"'\w+'|\w+|(?=[\[({'\"/~-])"  # a word, or what begins another value
     names = "|".join(FLAGS) or "(?!)"
+    text = re.sub(r"\((\w+_\w+)\)", lambda found: f"({FLAGS.get(found[1], found[1])})", text)
     return re.sub(rf"(?<![\w/\\'\"=.-])({names})=({value})?", written, text)
 
 
