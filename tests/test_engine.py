@@ -224,6 +224,16 @@ async def test_histories_that_are_unknown_empty_or_too_long() -> None:
         assert (await engine.recommend(history=[], rule="even")).items == ["B04"]
         answer = await engine.recommend(history=[], filter=["B03", "gone"])
         assert (answer.items, answer.dropped) == (["B03"], ("gone",))
+    how["fallback"] = {"item_id": ["gone", "left", None], "similar_items": [["B04", "B03"], ["B04"], ["B05"]]}
+    async with Engine(model, INDEX, rules=RULES, **how) as engine:
+        answer = await engine.recommend(
+            history=["left", "gone", "never"], num_results=3, filter=["B05", "B04", "left"]
+        )
+        assert (answer.items, answer.is_fallback, answer.similar_to) == (["B04", "B05"], True, ("gone", "left"))
+        engine.catalogue.apply(Update.from_dict({"remove": ["B04"]}))
+        answer = await engine.recommend(history=["left"])
+        assert (answer.items, answer.is_fallback, answer.similar_to) == (["B05"], True, ())
+        assert not (await engine.recommend(history=["B00", "gone"])).similar_to
     async with Engine(model, INDEX, max_prompt_tokens=2, unknown_items="refuse") as engine:
         with pytest.raises(ValueError, match="history has 'gone', expected items of the catalogue"):
             await engine.recommend(history=["B00", "gone"])

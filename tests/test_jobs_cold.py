@@ -78,7 +78,7 @@ def test_a_fallback_is_any_list_of_ids(case: Case) -> None:
 
 def test_a_fallback_that_cannot_answer_is_refused_before_the_model_is_loaded(case: Case) -> None:
     for options, message in (
-        ({"fallback": "popular.parquet"}, "fallback='popular.parquet', expected a list of item ids"),
+        ({"fallback": "popular.parquet"}, "popular.parquet is not there, expected a parquet file"),
         ({"fallback": []}, r"fallback=\[\], expected one item or more"),
         ({"fallback": ["B01"]}, "fallback has 'B01', expected integers: the catalogue's item ids are integers"),
         ({"fallback": [7, 8]}, "fallback=7, 8, expected items of the catalogue, which has none of them"),
@@ -87,6 +87,72 @@ def test_a_fallback_that_cannot_answer_is_refused_before_the_model_is_loaded(cas
     ):
         with pytest.raises(ValueError, match=message):
             recommend("nowhere/at-all", [[100]], constraint_index=case.index, **options)
+
+
+TOGETHER = {
+    "item_id": [None, 500, 501, 502, 503],  # 999 has left the catalogue
+    "similar_items": [[107, 999, 100], [101, 102, 999], [102, 103, 101], [104], [999]],
+}
+
+
+@pytest.mark.parametrize("kind", ["columns", "pandas", "parquet", "csv", "jsonl"])
+def test_what_is_bought_with_unknown_items_answers_and_is_marked(case: Case, tmp_path: Path, kind: str) -> None:
+    frame, given = pandas.DataFrame(TOGETHER), tmp_path / f"together.{kind}"
+    if kind == "parquet":
+        frame.to_parquet(given)
+    elif kind == "csv":
+        frame.astype({"item_id": "Int64"}).to_csv(given, index=False)
+    elif kind == "jsonl":
+        pandas.concat([frame[1:], frame[:1]]).to_json(given, orient="records", lines=True)
+    fallback: Any = {"columns": TOGETHER, "pandas": frame}.get(kind, given)
+    users = pa.table(
+        {
+            "seen": [[500, 501], [501, 500], [502, 600, 502], [600], None, [503], [100, 500]],
+            "not": [[], [], [107], [], [], [], []],
+        }
+    )
+    how: dict[str, Any] = {"constraint_index": case.index, "history": "seen", "exclude": "not", "top_k": 4}
+    found = recommend(case.model, users, fallback=fallback, unknown_items="drop", progress=False, **how)
+    assert found.column("items").to_pylist()[:-1] == [
+        [102, 101, 103, 107],  # 102: 1/2 + 1, 101: 1 + 1/3
+        [102, 101, 103, 107],
+        [104, 100],
+        [107, 100],
+        [107, 100],
+        [107, 100],
+    ]
+    assert found.column("similar_to").to_pylist() == [[501, 500], [500, 501], [502], [], [], [], None]
+    assert found.column("is_fallback").to_pylist() == [True] * 6 + [False]
+
+
+def test_of_equal_ones_what_goes_with_the_latest_is_first_and_a_list_stays_a_list(case: Case, tmp_path: Path) -> None:
+    alone = {"item_id": [500, 501], "similar_items": [[100], [101]]}
+    how: dict[str, Any] = {"constraint_index": case.index, "unknown_items": "drop", "progress": False}
+    asked = [[500, 501], [501, 500, 501], [501, 500]]
+    assert recommend(case.model, asked, fallback=alone, **how) == [[101, 100], [101, 100], [100, 101]]
+    (tmp_path / "popular.csv").write_text("item_id\n107\n")
+    rows = recommend(case.model, pa.table({"seen": asked}), history="seen", fallback=tmp_path / "popular.csv", **how)
+    assert rows.column("items").to_pylist() == [[107]] * 3
+    assert "similar_to" not in rows.column_names
+
+
+@pytest.mark.parametrize(
+    ("items", "similar", "message"),
+    [
+        ([5, 5], [[100], [101]], "fallback, column 'item_id', row 1 is 5, expected each once in fallback=: merge"),
+        ([None, None], [[100], [101]], "row 1 is None, expected each once"),
+        ([5, 6], [[100], []], r"column 'similar_items', row 1 is \[\], expected a list of one item id or more"),
+        ([5], [100], "row 0 is 100, expected a list of one item id"),
+        (["B01"], [[100]], "fallback has 'B01', expected integers: the catalogue's item ids are integers"),
+        ([5], [[999, 998]], "fallback=999, 998, expected items of the catalogue, which has none of them"),
+        ([], [], "fallback= has no row, expected one or more"),
+        ([5], None, "fallback has no column 'similar_items', expected one of 'item_id'"),
+    ],
+)
+def test_a_table_that_cannot_answer_is_refused(case: Case, items: Any, similar: Any, message: str) -> None:
+    table = {"item_id": items} | ({} if similar is None else {"similar_items": similar})
+    with pytest.raises(ValueError, match=message):
+        recommend("nowhere/at-all", [[100]], constraint_index=case.index, fallback=table)
 
 
 def test_evaluate_counts_what_such_users_get(case: Case) -> None:
@@ -137,7 +203,7 @@ def test_the_command_says_how_many_and_removes_what_a_file_lists(case: Case, rea
     done = command("recommend", *flags)
     assert done.exit_code == 0
     assert "40 of 40 users" in done.stdout
-    assert f"{len(COLD)} users without a history got the fallback list" in done.stdout
+    assert f"{len(COLD)} users without a known item got the fallback" in done.stdout
     assert f"{sum(row['num_dropped'] for row in read(output))} items were dropped" in done.stdout
     assert "has 3 ids, of which the catalogue does not have 1, such as 998: they are left out" in done.stderr
     assert not {103, 107} & {item for row in read(output) for item in row["items"]}

@@ -22,6 +22,7 @@ from hf_gr.commands.app import build_app
 from hf_gr.purchases.extend import extend
 from hf_gr.purchases.train import verdict_of
 from hf_gr.serving.catalogues import LiveCatalogue, Update
+from hf_gr.tables.items import read_similar
 from hf_gr.tables.purchases import clean
 from hf_gr.tables.table import Table
 from hf_gr.training import semantic_ids_from_histories
@@ -175,7 +176,7 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
     encoder = SimpleNamespace(encode=lambda texts: np.array([[float("green" in text)] for text in texts]))
     module = SimpleNamespace(SentenceTransformer=lambda name: encoder, __spec__="there")
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
-    lines = ["who,what,day,title"]
+    lines = ["who,what,day,title", "u0,99,0,"]
     lines += [
         f"u{user},{(user + day) % 12},{day},tea {'red' if (user + day) % 12 < 6 else 'green'}"
         for user in range(40)
@@ -211,6 +212,13 @@ def test_a_csv_becomes_a_recommender_with_its_measurements(tmp_path: Path, monke
     assert len(hf_gr.recommend(folder, [[3, 4]], top_k=3)[0]) == 3
     result = CliRunner().invoke(build_app(), line.split())
     assert (result.exit_code, "pass --overwrite" in result.stderr) == (2, True)
+    together = read_similar("fallback", folder / "fallback.parquet")
+    assert set(together) == {None, 99, *range(12)}  # 99 is rare, and bought with what one user had
+    assert (
+        together[99]
+        == hf_gr.recommend(folder, [[99]], unknown_items="drop", fallback=folder / "fallback.parquet")[0][:6]
+    )
+    assert set(together[None]) == set(range(12))
     check_tomorrow(folder)
 
 
@@ -233,6 +241,7 @@ def check_tomorrow(folder: Path) -> None:
     ):
         assert told in result.stdout
     assert re.search(r"the first codes of \d+% of \d items are those", result.stdout)
+    assert read_similar("fallback", folder / "fallback.parquet")[15][:2] == [13, 14]  # with bob's
     ids, index = SemanticIds.from_pretrained(folder), hf_gr.ConstraintIndex.from_pretrained(folder)
     assert ids.item_ids == [*before.item_ids, 12, 13, 14]
     assert ids.codes_of(12)[:3] == ids.codes_of(3)[:3]

@@ -66,7 +66,7 @@ async def test_requests_and_answers() -> None:
         assert response.json() == {
             "items": ["B01", "B03", "B04"], "scores": [-0.5] * 3, "catalogue_version": 3, "dropped": [], "num_cut": 0,
             "is_fallback": False, "seconds": {"total": 0.011, "queued": 0.001, "computed": 0.01}, "batch_size": 1,
-            "model_version": "old", "num_proven": None,
+            "model_version": "old", "num_proven": None, "similar_to": [],
         }  # fmt: skip
         assert engine.asked == [
             {"text": None, "tokens": None, "exact": None, "max_per_group": None, "timeout": 0.2, **asked}

@@ -24,6 +24,7 @@ from hf_gr.generation.defaults import NODES_AT_ONCE
 from hf_gr.generation.seeds import row_seeds
 
 from .backends import Backend, backend_of
+from .fallback import Fallback, bought_with
 from .loading import prompt_room
 from .requests import Request, item_list, latest_that_fit, shown, split_items, tokens_of_items
 
@@ -102,7 +103,7 @@ class Recommender:
     pair: object = field(default_factory=object, repr=False)  # tells a model and its options from others
     max_beams: int = MOST_BEAMS
     unknown_items: str = "drop"
-    fallback: Sequence[Any] | None = None
+    fallback: Fallback | None = None
     tokenizer: Any = None
     vocab_size: int | None = None  # tokens are below it; None if unknown
     max_prompt_tokens: int | None = None
@@ -180,7 +181,7 @@ class Recommender:
             if dropped:
                 problem = f"history has {shown(dropped[0])}, expected at least one item of the catalogue"
                 fix = "send known items"
-            raise ValueError(f"{problem}: {fix}, or have a fallback list answer")
+            raise ValueError(f"{problem}: {fix}, or have a fallback answer")
         missing = (*dropped, *unknown)
         variety = None if max_per_group is None else _count(max_per_group, "max_per_group", self.max_beams)
         search = (wanted, beams, is_exact, variety)
@@ -195,7 +196,7 @@ class Recommender:
         return min((limit for limit in (room, self.max_prompt_tokens) if limit is not None), default=None)
 
     def _read_history(self, history: Any) -> tuple[list[int], tuple[Any, ...], tuple[Any, ...], int]:
-        """The prompt of a history, its items that the catalogue ever had, the others, and how many are cut."""
+        """The prompt of a history, its items that the catalogue ever had (or all), others, and how many are cut."""
         items = item_list(history, "history", self.index.snapshot)
         tokens_of = tokens_of_items(self.index.snapshot, items) if items else {}
         known = [item for item in items if item in tokens_of]
@@ -206,7 +207,7 @@ class Recommender:
                 "unknown_items='drop'"
             )
         if not known:
-            return [], (), dropped, 0
+            return [], tuple(items), dropped, 0
         room = (2**31 if self.room is None else self.room) - len(self.prefix_tokens) - len(self.suffix_tokens)
         latest = latest_that_fit(known, tokens_of, room)
         if not latest:
@@ -250,19 +251,24 @@ class Recommender:
         """
         return num_beams * (self.index.max_length - 1)
 
-    def fallback_items(self, request: Request) -> list[Any]:
-        """What answers a request without a prompt: the first living items of the fallback that it allows."""
-        view = self._view(request)
-        living = self._living_fallback if view is self.index else split_items(self.fallback or (), view)[0]
-        exclude = set(request.exclude)
-        items = [item for item in living if item not in exclude]
+    def fallback_items(self, request: Request) -> tuple[list[Any], tuple[Any, ...]]:
+        """What answers a request without a prompt, and the items of its history that some of it is bought with.
+
+        It is what goes with the history (`bought_with`), then what is popular: living items that the request allows.
+        """
+        view, fallback = self._view(request), self.fallback or {}
+        near, lists = bought_with(fallback, request.history)
+        popular = self._living_popular if view is self.index else split_items(fallback.get(None, ()), view)[0]
+        exclude = {*request.exclude, *request.history}
+        items = [item for item in dict.fromkeys([*split_items(near, view)[0], *popular]) if item not in exclude]
         if items and (most := request.max_per_group or self.option("max_per_group")):
             seen, groups = Counter[Any](), self._groups_of(items)
             for place, group in enumerate(groups):
                 seen[group] += 1
                 groups[place] = seen[group] <= most
             items = [*compress(items, groups)]
-        return items[: request.num_results or self.num_results]
+        items = items[: request.num_results or self.num_results]
+        return items, tuple(item for item, similar in lists.items() if not set(similar).isdisjoint(items))
 
     def _groups_of(self, items: list[Any]) -> list[Any]:
         """The groups of items for `max_per_group`: by default the first tokens."""
@@ -271,8 +277,8 @@ class Recommender:
         return (rows[:, 0] if given is None else given.by_leaf[given.trie.walk(rows, None)[0]]).tolist()
 
     @cached_property
-    def _living_fallback(self) -> list[Any]:
-        return split_items(self.fallback or (), self.index)[0]  # 3 ms for a thousand texts
+    def _living_popular(self) -> list[Any]:
+        return split_items((self.fallback or {}).get(None, ()), self.index)[0]  # 3 ms for a thousand texts
 
     def answer_all(
         self, requests: Sequence[Request], on_progress: Callable[[int], None] = lambda num_rows: None

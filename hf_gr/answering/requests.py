@@ -1,9 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The request of one user: lists of items, the prompt of a history, the fallback. Knows no model."""
+"""The request of one user: lists of items, the prompt of a history. Knows no model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from hf_gr.catalogue import ConstraintIndex
@@ -11,6 +12,8 @@ from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.tables.cells import read_integer
+
+LATEST = 100  # distinct items of a history that count where no model reads it: its pairs grow with the square
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Request:
     num_beams: int | None = None
     exact: bool = False  # whether the best items of the whole catalogue are asked for
     max_per_group: int | None = None  # items of one group in the answer
-    history: tuple[Any, ...] = ()  # its items that the catalogue knows, those cut from the prompt included
+    history: tuple[Any, ...] = ()  # its items that the catalogue knows, those cut included; all, if it knows none
     dropped: tuple[Any, ...] = ()  # items of the history and the filter that the catalogue does not have
     num_cut: int = 0  # items of a history, or tokens of another prompt, that were cut from the left
 
@@ -77,40 +80,30 @@ def split_items(items: Sequence[Any], index: ConstraintIndex) -> tuple[list[Any]
     return [item for item, there in pairs if there], [item for item, there in pairs if not there]
 
 
-def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") -> list[Any]:
-    """Distinct items, in order, as ids of the catalogue's kind: integers may be texts, as they are in CSV."""
-    if not snapshot.are_strings and isinstance(fallback, Iterable) and not isinstance(fallback, (str, bytes, Mapping)):
-        fallback = list(fallback)
-        read = [read_integer(item) if isinstance(item, str) else item for item in fallback]
-        fallback = [item if number is None else number for item, number in zip(fallback, read, strict=True)]
-    return list(dict.fromkeys(item_list(fallback, name, snapshot)))
+def ids_of_kind(items: Sequence[Any], name: str, snapshot: Snapshot) -> list[Any]:
+    """Items as ids of the catalogue's kind: integers may be texts, as they are in CSV."""
+    if not snapshot.are_strings:
+        read = [read_integer(item) if isinstance(item, str) else item for item in items]
+        items = [item if number is None else number for item, number in zip(items, read, strict=True)]
+    return item_list(items, name, snapshot)
 
 
-def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[Any]]:
+def latest_distinct(history: Iterable[Any]) -> list[Any]:
+    """The latest distinct items of a history, the last one first."""
+    return [*islice(dict.fromkeys(reversed([*history])), LATEST)]
+
+
+def remove_listed(items: Sequence[Any], index: ConstraintIndex) -> tuple[list[Any], list[Any]]:
     """Remove items from a catalogue, in place: they are no longer recommended, but histories may still name them.
 
     Returns the items removed, and those that the catalogue does not have, which are ignored.
     """
-    removed, missing = split_items(read_fallback(items, index.snapshot, name="remove_items"), index)
+    removed, missing = split_items(list(dict.fromkeys(ids_of_kind(items, "remove_items", index.snapshot))), index)
     if len(removed) == index.num_items:
         raise ValueError(f"remove_items= has all {index.num_items:,} items of the catalogue, expected some to stay")
     if removed:
         index.remove(removed)
     return removed, missing
-
-
-def living_fallback(fallback: Any, index: ConstraintIndex) -> tuple[list[Any] | None, list[Any]]:
-    """A fallback's items that the catalogue has, at least one, and those that it does not have; None without one."""
-    if fallback is None:
-        return None, []
-    living, missing = split_items(read_fallback(fallback, index.snapshot), index)
-    if not living:
-        more = ", ..." if len(missing) > 3 else ""
-        raise ValueError(
-            f"fallback={', '.join(map(repr, missing[:3]))}{more}, expected items of the catalogue, which has none of "
-            "them: are these its ids?"
-        )
-    return living, missing
 
 
 def shown(value: Any) -> str:

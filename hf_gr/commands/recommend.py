@@ -76,7 +76,7 @@ def _print(made: Recommended, seconds: float) -> None:
         f"{answered:,} of {made.num_rows:,} users have recommendations; {seconds:.1f} s with loading.": True,
         "It was already finished: nothing to do.": made.already_finished,
         f"{made.num_resumed:,} windows were finished by an earlier run.": made.num_resumed,
-        f"{made.num_fallback:,} users without a history got the fallback list: column is_fallback.": made.num_fallback,
+        f"{made.num_fallback:,} users without a known item got the fallback: column is_fallback.": made.num_fallback,
         f"{made.num_dropped:,} items were dropped, which the catalogue does not have: num_dropped.": made.num_dropped,
         f"{made.num_skipped:,} rows were skipped: column error says why.": made.num_skipped,
         f"Saved to {made.output}": True,

@@ -43,7 +43,7 @@ def serve(
     *,
     index: str | None = None,
     rules: Path | None = None,
-    fallback: Sequence[Any] | None = None,
+    fallback: str | None = None,
     attributes: Path | None = None,
     updates: Path | None = None,
     unknown_items: Literal["drop", "refuse"] = "drop",
@@ -94,7 +94,8 @@ def serve(
             began or which PUT /v1/model brought; else the recommender that `hf-gr demo` trained last.
         index: the catalogue's folder or repository. Default: the one that the model names, or has in its folder.
         rules: named rules, as JSON such as {"europe": ["B01", "B02"]}.
-        fallback: answers to an empty history, the best first; by default an empty history is refused.
+        fallback: a file that answers histories without a known item, as for hf-gr recommend, such as the
+            fallback.parquet that hf-gr train writes; by default they are refused. Read again at PUT /v1/model.
         attributes: a table (Parquet, CSV, JSON lines) with item_id and columns of texts, numbers or truth values, for
             filters such as {"category": ["tea"], "price": {"max": 20}}; read again at PUT /v1/model.
         updates: folder that keeps changes of the catalogue, and shares them between servers of this machine. Once it

@@ -10,17 +10,17 @@ Axes: I items that histories have, numbered by first sight; H histories; P the i
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_gr.answering.requests import Request
+from hf_gr.answering.requests import Request, latest_distinct
 from hf_gr.catalogue import ConstraintIndex
 
 POPULARITY, ITEM_TO_ITEM = "popularity", "item-to-item"
-LATEST = 100  # distinct items of a history that count: its pairs grow with the square
+NUM_SIMILAR, NUM_POPULAR = 20, 100  # items of the lists of a fallback
 # Below this share of repeats among the items of histories, lists omit what their user has had: users hardly take an
 # item again, which a model learns, so a list of the user's own items would be too weak a baseline.
 FEW_REPEATS = 0.05
@@ -49,7 +49,7 @@ class Histories:
             numbers = [self.numbers.setdefault(item, len(self.numbers)) for item in history]
             self.num_items += len(numbers)
             self.num_repeats += len(numbers) - len(set(numbers))
-            self.items.extend(_latest(numbers))
+            self.items.extend(latest_distinct(numbers))
             self.ends.append(len(self.items))
 
 
@@ -92,9 +92,18 @@ class Baselines:
             lists[name] = _first_distinct((item for item in offered if item not in omitted), top_k)
         return lists
 
+    def fallback(self) -> dict[Any, list[Any]]:
+        """By item of the histories, the catalogue's items that go with it, best first; by None, popular ones."""
+        found: dict[Any, list[Any]] = {None: self.popular[:NUM_POPULAR]}
+        for item, number in self._numbers.items():
+            if similar := list(islice(self._similar([item]), NUM_SIMILAR)):
+                found[item] = similar
+            self._cosines.pop(number)  # of all items they may not fit into memory
+        return found
+
     def _similar(self, history: Sequence[Any]) -> Iterator[Any]:
         """Items that go with those of a history, best first; of equal ones the more popular."""
-        pairs = [self._pairs_of(self._numbers[item]) for item in _latest(history) if item in self._numbers]
+        pairs = [self._pairs_of(self._numbers[item]) for item in latest_distinct(history) if item in self._numbers]
         if not pairs:
             return iter(())
         others, cosines = (np.concatenate(both) for both in zip(*pairs, strict=True))
@@ -123,11 +132,6 @@ class Baselines:
     def _never_seen(self) -> Iterator[Any]:
         """The catalogue's items; a list gets this far if histories have fewer than it needs."""
         yield from np.asarray(self._index.item_ids).tolist()
-
-
-def _latest(history: Sequence[Any]) -> list[Any]:
-    """The latest distinct items of a history, the last one first."""
-    return _first_distinct(reversed(history), LATEST)
 
 
 def _first_distinct(items: Iterable[Any], number: int) -> list[Any]:

@@ -19,9 +19,10 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.backends import backend_for, backend_of, refuse
+from hf_gr.answering.fallback import living_fallback
 from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer
 from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
-from hf_gr.answering.requests import living_fallback, remove_listed
+from hf_gr.answering.requests import remove_listed
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.catalogue.item_values import read_table
@@ -32,7 +33,7 @@ from hf_gr.tables.cells import shorten
 from hf_gr.tables.files import pa, pc
 from hf_gr.tables.table import Rows
 
-from .parts import IS_FALLBACK, NUM_DROPPED, NUM_PROVEN
+from .parts import IS_FALLBACK, NUM_DROPPED, NUM_PROVEN, SIMILAR_TO
 from .reading import UserRow, Users, read_rows
 from .settings import DECIDING_ROWS, Settings
 
@@ -69,6 +70,7 @@ class Job:
         answers = dict(zip(asked, self.recommender.answer_all(list(asked.values()), on_progress), strict=True))
         items: list[list[Any]] = []
         scores: list[list[float] | None] = []
+        similar: list[tuple[Any, ...] | None] = [None] * len(rows)
         proven = [answers[number].num_proven if number in answers else None for number in range(len(rows))]
         for number, row in enumerate(rows):
             if (answer := answers.get(number)) is not None:
@@ -77,7 +79,11 @@ class Job:
                 if answer.is_broken:
                     errors[number] = window.problem_of_row(number, NO_SCORES)
             else:
-                items.append([] if row.request is None else self.recommender.fallback_items(row.request))
+                found = [], None
+                if row.request is not None:
+                    found = self.recommender.fallback_items(row.request)
+                items.append(found[0])
+                similar[number] = found[1]
                 scores.append([] if row.request is None else None)
         self._refuse(errors)
         snapshot = self.recommender.index.snapshot
@@ -94,6 +100,8 @@ class Job:
         columns["scores"] = pa.array(scores, pa.list_(pa.float32()))
         if settings.fallback is not None:
             columns[IS_FALLBACK] = pa.array([row.is_cold for row in rows])
+            if settings.fallback.keys() - {None}:
+                columns[SIMILAR_TO] = pa.array(similar, kind)
         if settings.unknown_items == "drop":
             dropped = [len(row.request.dropped) if row.request else 0 for row in rows]
             columns[NUM_DROPPED] = pa.array(dropped, pa.int64())
@@ -131,7 +139,7 @@ class Job:
             "catalogue": recommender.index.snapshot.fingerprint(),
             "tokenizer": tokenizer,
             "settings": {name: getattr(settings, name) for name in DECIDING_ROWS}
-            | {"num_beams": recommender.num_beams},
+            | {"num_beams": recommender.num_beams, "fallback": _describe(settings.fallback)},
             "options": {name: _describe(value) for name, value in sorted(settings.options.items())},
         }
 
@@ -201,7 +209,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     found = doubts_of(index.snapshot, vocabulary=recommender.vocab_size)
     doubts = [f"constraint_index= may be wrong: {doubt}" for doubt in found]
     doubts += _doubt("remove_items", missing, len(settings.remove_items or ()))
-    doubts += _doubt("fallback", unknown, len(settings.fallback or ()))
+    doubts += _doubt("fallback", unknown, len({item for row in (fallback or {}).values() for item in row}))
     return Job(settings, recommender, frozenset(removed), tuple(doubts)), table
 
 

@@ -137,7 +137,7 @@ def learn(job: Job, users: Users) -> Baselines:
     """Count the histories of a table, those of all users that have a prompt; targets are no part of them."""
     histories = Histories()
     for window in users.windows(job.settings.window_rows):
-        histories.add(row.request.history for row in job.read(window) if row.request)
+        histories.add(row.request.history for row in job.read(window) if row.request and row.request.tokens)
     return Baselines(histories, job.recommender.index, omit_history=job.settings.omit_history)
 
 

@@ -22,7 +22,7 @@ from hf_gr.tables.memory import paths_of
 from hf_gr.tables.shards import Shards, written
 
 # Columns of the rows, if they are asked for.
-IS_FALLBACK, NUM_DROPPED, NUM_PROVEN = "is_fallback", "num_dropped", "num_proven"
+IS_FALLBACK, NUM_DROPPED, NUM_PROVEN, SIMILAR_TO = "is_fallback", "num_dropped", "num_proven", "similar_to"
 PART, STOPPED = "part-{:08d}.parquet", "stopped"
 DIGEST_KEY = b"hf_gr.recommend"  # in the output's metadata: the digest of the run that wrote it
 GROUP_ROWS = 2**13  # per row group of the output: small ones take space, large ones memory

@@ -31,7 +31,7 @@ def recommend(
     exclude: str | None = None,
     filter: str | None = None,
     unknown_items: Literal["refuse", "drop"] = "refuse",
-    fallback: Sequence[Any] | None = None,
+    fallback: Any = None,
     remove_items: Sequence[Any] | None = None,
     top_k: int = 10,
     num_beams: int | None = None,
@@ -91,10 +91,13 @@ def recommend(
         filter: column of lists of the only item ids to recommend to the user; null allows all, an empty list none.
         unknown_items: what to do with items of a history, or of `filter`, that the catalogue does not have: `"refuse"`
             the row, or `"drop"` them, answer from the rest, and count them in the column `num_dropped`.
-        fallback: item ids, the best first, such as the most popular ones: the answer to users whose history is null,
-            empty, or with `unknown_items="drop"` has no known item. They get the fallback without items that are
-            excluded or not in the catalogue. Such rows have null for `scores`, and the column `is_fallback` marks
-            them.
+        fallback: the answer to users whose history is null, empty, or with `unknown_items="drop"` has no known item:
+            item ids, the best first, such as the most popular ones, or a file of them; or a table, in a file or in
+            memory, with `item_id` and `similar_items`, lists of what is bought with it, the best first, in CSV as
+            JSON; a row without `item_id` has the most popular ones. `hf-gr train` writes one, `fallback.parquet`. Each
+            list of an item of the history gives 1 to its first item, 1/2 to the second, and so on; those with the
+            largest sums come first, popular ones follow, and none is excluded or not in the catalogue. Such rows have
+            null for `scores`, and the column `is_fallback` marks them.
         remove_items: ids of items that must never be recommended, such as those delisted since the catalogue was
             saved. They are removed from the loaded one in memory, so that histories may still name them; a catalogue
             that was saved after `index.remove` no longer knows them. Ids that it does not have are ignored, with a
@@ -137,9 +140,10 @@ def recommend(
     Returns:
         Without `output`, a table of the kind of `users` (a data frame of pandas with the same index), in every
         process; with it, a summary of the run. The columns, here and in the file, are that of `user` (or `row`,
-        from 0), `items` (ids, best first), `scores` (as `sequences_scores`), with `fallback` also `is_fallback`, with
-        `unknown_items="drop"` also `num_dropped`, with `exact` also `num_proven`, and with `on_error="skip"` also
-        `error`.
+        from 0), `items` (ids, best first), `scores` (as `sequences_scores`), with `fallback` also `is_fallback`
+        (with a table also `similar_to`: what of the history some of the row's items are bought with, the latest
+        first), with `unknown_items="drop"` also `num_dropped`, with `exact` also `num_proven`, and with
+        `on_error="skip"` also `error`.
         There are at most `top_k` items, fewer if fewer are allowed. Items of one sequence have one score. A list of
         histories gives a list of lists of items.
 

@@ -24,10 +24,10 @@ SAMPLING_OPTIONS = frozenset(
 )
 ROLES = ("history", "tokens", "text", "user", "exclude", "filter", "target", "group", "is_new")  # of columns
 PROMPTS = ROLES[:3]  # columns that make the prompt: one of them
-TAKEN = ("items", "scores", "is_fallback", "num_dropped", "num_proven", "error")  # columns of the output
+TAKEN = ("items", "scores", "is_fallback", "similar_to", "num_dropped", "num_proven", "error")  # columns of the output
 # A run can be resumed only with the same; the model's and the catalogue's fingerprints stand for what loads them.
 DECIDING_ROWS = (
-    *("unknown_items", "fallback", "top_k", "max_prompt_tokens", "prefix_tokens", "suffix_tokens", "window_rows"),
+    *("unknown_items", "top_k", "max_prompt_tokens", "prefix_tokens", "suffix_tokens", "window_rows"),
     *ROLES,
     "leave_one_out",
 )
@@ -58,7 +58,7 @@ class Settings:
     new_items: Iterable[Any] | None = None
     cutoffs: Sequence[int] = CUTOFFS
     unknown_items: str = "refuse"
-    fallback: Sequence[Any] | None = None
+    fallback: Any = None  # once it is checked, as `given_fallback` has it
     remove_items: Sequence[Any] | None = None
     top_k: int = 10
     exact: bool | None = None
@@ -166,14 +166,15 @@ class Settings:
         for name, known in (("on_error", ("stop", "skip")), ("unknown_items", ("refuse", "drop"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r}, expected {known[0]!r} or {known[1]!r}")
-        listed = {name: getattr(self, name) for name in ("fallback", "remove_items")}
-        for name, items in listed.items():
-            if items is not None:
-                if isinstance(items, (str, bytes, PathLike, Mapping)):
-                    raise ValueError(f"{name}={items!r}, expected a list of item ids: read the file")
-                listed[name] = tuple(item.item() if hasattr(item, "item") else item for item in items)
-        if listed["fallback"] == ():
-            raise ValueError("fallback=[], expected one item or more: omit it to refuse empty histories")
+        listed: dict[str, Any] = {}
+        if (items := self.remove_items) is not None:
+            if isinstance(items, (str, bytes, PathLike, Mapping)):
+                raise ValueError(f"remove_items={items!r}, expected a list of item ids: read the file")
+            listed["remove_items"] = tuple(item.item() if hasattr(item, "item") else item for item in items)
+        if self.fallback is not None:
+            from hf_gr.answering.fallback import given_fallback  # a slow import, which `--help` does not need
+
+            listed["fallback"] = given_fallback(self.fallback)
         options = self.options if self.exact is None else {**self.options, "exact": self.exact}
         if owned := sorted(OWN_OPTIONS & set(self.options)):
             raise ValueError(f"{owned[0]}= is given, expected none: recommend() passes its own to generate()")

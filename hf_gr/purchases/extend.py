@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from hf_gr.files.text import counted
 
+FALLBACK_FILE = "fallback.parquet"  # of a recommender's folder: a table for `fallback`
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hf_gr.catalogue import SemanticIds
+    from hf_gr.catalogue import ConstraintIndex, SemanticIds
     from hf_gr.catalogue.item_ids import ItemId
 
 
@@ -62,7 +64,8 @@ def extend(
     """Give the new items of a table of purchases semantic IDs, and add them to a recommender's catalogue.
 
     A new item gets codes beside those of the items whose texts are like its own, where the recommender was trained
-    with texts; else of those that it is bought with. Known items keep theirs, and the model stays as it is.
+    with texts; else of those that it is bought with. Known items keep theirs, and the model stays as it is. Items that
+    get none become rows of the folder's `fallback.parquet`, if it has one, with what they are bought with.
 
     Args:
         recommender: the folder that `train` wrote, or a repository of one.
@@ -94,6 +97,7 @@ def extend(
     from hf_gr.catalogue.new_items import neighbours_of
     from hf_gr.catalogue.sequences import is_integer, shown
     from hf_gr.files.atomic import replaced_file
+    from hf_gr.tables.items import read_similar
     from hf_gr.tables.purchases import clean, read_purchases
 
     folder = Path(recommender if output is None else output)
@@ -142,7 +146,28 @@ def extend(
             file.write(json.dumps(body).encode())
     index.save_pretrained(folder)
     ids.save_pretrained(folder)
+    if (written := Path(recommender, FALLBACK_FILE)).is_file():
+        save_fallback(folder, histories, index, read_similar("fallback", written))
     return Extended(tuple(new), (*told, *lines), body)
+
+
+def save_fallback(
+    folder: Path,
+    histories: Sequence[Sequence[ItemId]],
+    index: ConstraintIndex,
+    earlier: Mapping[ItemId | None, Any] | None = None,
+) -> None:
+    """Write the table for `fallback`, which has a row for every item that is bought with others; earlier rows stay."""
+    from hf_gr.files.atomic import replaced_file
+    from hf_gr.jobs.baselines import Baselines, Histories
+    from hf_gr.tables.files import pa, pyarrow
+
+    learned = Histories()
+    learned.add(histories)
+    rows = {**Baselines(learned, index).fallback(), **(earlier or {})}
+    with replaced_file(folder / FALLBACK_FILE) as file:
+        table = pa.table({"item_id": list(rows), "similar_items": list(rows.values())})
+        pyarrow.parquet.write_table(table, file)
 
 
 def text_features(encoder: str | None, texts: Sequence[str]) -> Any:

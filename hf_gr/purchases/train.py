@@ -92,7 +92,8 @@ def train(
     Args:
         purchases: a table of purchases, one a row: a file of CSV, TSV, Parquet or JSON lines, several, or a folder of
             them; or a table in memory.
-        output: the folder to write: the model, its semantic IDs, its catalogue, and a card with the measurements.
+        output: the folder to write: the model, its semantic IDs, its catalogue, a card with the measurements, and
+            `fallback.parquet`, from all purchases, also of rare items: a table for `fallback` of `recommend`.
         user: column of users.
         item: column of item ids.
         time: column of times, by which a user's rows are sorted: numbers, dates, or texts such as 2026-11-22; empty if
@@ -138,7 +139,7 @@ def train(
     from hf_gr.training.item_codes import semantic_ids_from_histories
     from hf_gr.training.recommender import train_recommender
 
-    from .extend import agreement, text_features
+    from .extend import agreement, save_fallback, text_features
 
     start, output = perf_counter(), Path(output)
     if max_steps < 1:
@@ -187,6 +188,8 @@ def train(
     )
     model.generation_config.num_beams = NUM_BEAMS  # as measured below
     model.generation_config.save_pretrained(output)
+    everything = clean(table, roles, options | {"min_item_count": 1, "min_user_count": 1})[0]
+    save_fallback(output, list(everything.values()), ids.constraint_index())
     last, best = states[0].global_step, states[0].best_global_step
     for checkpoint in output.glob("checkpoint-*"):
         if checkpoint.name.removeprefix("checkpoint-").isdigit():

@@ -21,7 +21,9 @@ class Recommendation:
         dropped: items of the history that the catalogue does not have, if these are dropped.
         num_proven: how many of the first items are certainly the best that may be recommended; None if unknown.
         num_cut: items (or tokens, of a prompt of tokens or text) that were cut from the left of the prompt to fit.
-        is_fallback: the history was empty, and `items` are the fallback list.
+        is_fallback: the history has no item that the model knows, and `items` are the fallback's.
+        similar_to: of a fallback, the items of the history that some of `items` are bought with, the latest first;
+            none where all `items` are from the list for anybody.
         seconds: in all, in the queue, and in the model: `{"total", "queued", "computed"}`.
         batch_size: requests that were computed together.
     """
@@ -34,6 +36,7 @@ class Recommendation:
     num_proven: int | None = None
     num_cut: int = 0
     is_fallback: bool = False
+    similar_to: tuple[Any, ...] = ()
     seconds: dict[str, float] | None = None
     batch_size: int = 0
 

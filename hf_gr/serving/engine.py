@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hf_gr.answering.attributes import Attributes
+from hf_gr.answering.fallback import given_fallback, living_fallback
 from hf_gr.answering.loading import load_index, load_tokenizer, name_of
 from hf_gr.answering.prefix_cache import prefix_cache
 from hf_gr.answering.recommender import (
@@ -29,7 +30,7 @@ from hf_gr.answering.recommender import (
     default_beams,
     useful_beams,
 )
-from hf_gr.answering.requests import Request, read_fallback, shown
+from hf_gr.answering.requests import Request, shown
 from hf_gr.answering.torch_models import input_device, load_draft_model, load_model
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer, to_host
@@ -89,7 +90,8 @@ class Engine:
         timeout: seconds until a request's deadline, by default.
         unknown_items: what happens to items of a history, or of `filter`, that the catalogue does not have: `"drop"`
             (the answer names them) or `"refuse"`.
-        fallback: item ids that answer an empty history; None to refuse it.
+        fallback: item ids, or a table of what is bought together, that answer a history without a known item, as for
+            `recommend`; None to refuse it. A file is read again at a swap.
         attributes: of items, for filters: a file or a table in memory, as for `Attributes` of
             `hf_gr.answering.attributes`. A file is read again at a swap.
         max_prompt_tokens: prompts keep so many tokens, the latest (of a text to classify, the first); None for as many
@@ -135,7 +137,7 @@ class Engine:
         max_queue: int = 1024,
         timeout: float = TIMEOUT,
         unknown_items: str = "drop",
-        fallback: Sequence[Any] | None = None,
+        fallback: Any = None,
         attributes: Any = None,
         max_prompt_tokens: int | None = MAX_PROMPT_TOKENS,
         prefix_tokens: Sequence[int] = (),
@@ -339,9 +341,9 @@ class Engine:
             else:  # the others do not wait for it
                 request = await asyncio.to_thread(recommender.read, **given)
             if not request.tokens:
-                items = recommender.fallback_items(request)
-                versions = recommender.version, recommender.model_version
-                return Recommendation(items, None, *versions, dropped=request.dropped, is_fallback=True)
+                items, near = recommender.fallback_items(request)
+                of = recommender.version, recommender.model_version
+                return Recommendation(items, None, *of, dropped=request.dropped, is_fallback=True, similar_to=near)
             assert request.num_beams is not None
             assert request.num_results is not None
             beams = useful_beams(request.num_beams, recommender.index, request.num_results)
@@ -431,7 +433,7 @@ class Engine:
             model_version=Path(name).name if Path(name).is_absolute() else name,  # paths are the server's alone
             num_beams=self._num_beams or beams,
             options=options,
-            fallback=None if fallback is None else read_fallback(fallback, index.snapshot),
+            fallback=None if fallback is None else living_fallback(given_fallback(fallback), index)[0],
             attributes=attributes,
             tokenizer=tokenizer,
             vocab_size=embeddings_of(model),

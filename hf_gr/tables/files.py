@@ -49,6 +49,10 @@ def suffix_of(path: str | PathLike[str]) -> str:
     return next((suffix for suffix in reversed(suffixes) if suffix not in CODECS), "")
 
 
+class NoColumn(ValueError):
+    """A table does not have a column."""
+
+
 def check_columns(place: object, roles: Mapping[str, str], there: Sequence[str]) -> None:
     """Raise unless each column, whose role is the argument that names it, is there exactly once."""
     for name, role in roles.items():
@@ -60,7 +64,8 @@ def check_columns(place: object, roles: Mapping[str, str], there: Sequence[str])
         if len(there) == 1 and (other := next((mark for mark in "\t;|," if mark in there[0]), None)) is not None:
             fix = f"pass delimiter={other!r}, if that separates the columns"
         listed = ", ".join(map(repr, there)) or "(there are none)"
-        raise ValueError(f"{place} has {how_many} {name!r}, expected one of {listed}: {fix}")
+        error = ValueError if name in there else NoColumn
+        raise error(f"{place} has {how_many} {name!r}, expected one of {listed}: {fix}")
 
 
 def find_files(paths: Paths, format: Format | None = None) -> tuple[list[Path], Format]:

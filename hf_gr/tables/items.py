@@ -4,14 +4,16 @@
 
 import json
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .cells import read_integer
-from .files import READ_ERRORS, SUFFIXES, open_file, suffix_of
+from .cells import read_integer, read_list
+from .files import READ_ERRORS, SUFFIXES, NoColumn, open_file, suffix_of
 from .table import Table
 
-COLUMN = "item_id"
+COLUMN, SIMILAR = "item_id", "similar_items"
+WINDOW_ROWS = 2**14
 
 
 def read_lists(path: Path) -> dict[str, list[Any]] | None:
@@ -41,7 +43,7 @@ def read_items(argument: str, path: Path) -> list[Any]:
     other file, one per line.
     """
     suffix = suffix_of(path)
-    if suffix != ".json" and any(suffix in suffixes for suffixes in SUFFIXES.values()):
+    if _is_table(path):
         items: list[Any] = []
         for rows, _ in Table(path, {COLUMN: ""}).batches():
             items += rows.cells(COLUMN)
@@ -66,6 +68,37 @@ def read_items(argument: str, path: Path) -> list[Any]:
     return items
 
 
+def read_similar(argument: str, table: Any) -> dict[Any, list[Any]]:
+    """By the item ids of a table, their `similar_items`, the best first; by None those of a row without an id.
+
+    In CSV these are JSON lists. A file without the column is a list of items, as `read_items` reads it: that of None.
+    """
+    found: dict[Any, list[Any]] = {}
+    is_file = isinstance(table, (str, PathLike))
+    if is_file and not Path(table).is_dir() and not _is_table(Path(table)):
+        return {None: read_items(argument, Path(table))}
+    try:
+        for rows in Table(table, {COLUMN: "", SIMILAR: ""}, name=argument).windows(WINDOW_ROWS):
+            for row, (item, similar) in enumerate(zip(rows.cells(COLUMN), rows.cells(SIMILAR), strict=True)):
+                if isinstance(item, float) and item.is_integer():  # as pandas has integers beside a gap
+                    item = int(item)
+                item = None if item == "" else item
+                similar = read_list(similar, are_strings=True) if isinstance(similar, str) else similar
+                if item in found:
+                    raise ValueError(rows.problem(COLUMN, row, item, f"each once in {argument}=: merge the rows"))
+                if not similar or not isinstance(similar, list):
+                    expected = f"a list of one item id or more in {argument}=: drop the row"
+                    raise ValueError(rows.problem(SIMILAR, row, similar, expected))
+                found[item] = similar
+    except NoColumn:
+        if not is_file:
+            raise
+        return {None: read_items(argument, Path(table))}
+    if not found:
+        raise ValueError(f"{argument}={'' if not is_file else repr(str(table))} has no row, expected one or more")
+    return found
+
+
 def read_values(path: str, argument: str, *, are_strings: bool) -> dict[Any, Any]:
     """By the item ids of a table, what its column says: `group` of `item_groups`, `bias` of `item_bias`."""
     column = {"item_groups": "group", "item_bias": "bias"}[argument]
@@ -78,6 +111,12 @@ def read_values(path: str, argument: str, *, are_strings: bool) -> dict[Any, Any
                 raise ValueError(rows.problem(COLUMN, row, item, expected))
             found[name] = value
     return found
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a name is a table's; `.json` is a list's."""
+    suffix = suffix_of(path)
+    return suffix != ".json" and any(suffix in suffixes for suffixes in SUFFIXES.values())
 
 
 def _text_in(path: Path) -> str:
