@@ -19,9 +19,9 @@ import pytest
 from jobs_case import Case, make_case, make_measured, read, write_users
 
 from hf_gr import ConstraintIndex, evaluate
+from hf_gr.answering import requests as requests_module
 from hf_gr.answering.requests import Request
 from hf_gr.commands.evaluate import _compared
-from hf_gr.jobs import baselines as baselines_module
 from hf_gr.jobs.baselines import ITEM_TO_ITEM, POPULARITY, Baselines, Histories
 from hf_gr.jobs.intervals import FEWEST_USERS, UserValues
 from hf_gr.jobs.metrics import metric_names
@@ -132,7 +132,7 @@ def reference_lists(
     top_k: int,
 ) -> dict[str, list[int]]:
     """Every pair of items looked up in every history."""
-    sets = [set(list(dict.fromkeys(reversed(one)))[: baselines_module.LATEST]) for one in histories]
+    sets = [set(list(dict.fromkeys(reversed(one)))[: requests_module.LATEST]) for one in histories]
     count = Counter(item for one in sets for item in one)
     seen = list(dict.fromkeys(item for one in histories for item in one))
     order = sorted(seen, key=lambda item: (-count[item], seen.index(item)))
@@ -140,7 +140,7 @@ def reference_lists(
     scores = {
         item: sum(
             sum(item in one and mine in one for one in sets) / sqrt(count[item] * count[mine])
-            for mine in set(list(dict.fromkeys(reversed(history)))[: baselines_module.LATEST])
+            for mine in set(list(dict.fromkeys(reversed(history)))[: requests_module.LATEST])
             if mine != item and mine in count
         )
         for item in count
@@ -153,9 +153,9 @@ def reference_lists(
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.parametrize("latest", [3, baselines_module.LATEST])
+@pytest.mark.parametrize("latest", [3, requests_module.LATEST])
 def test_baselines_are_what_the_definitions_say(latest: int, repeats: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baselines_module, "LATEST", latest)
+    monkeypatch.setattr(requests_module, "LATEST", latest)
     draw = np.random.default_rng(0)
     histories = [draw.choice(25, size=draw.integers(1, 9), replace=repeats).tolist() for _ in range(40)]
     catalogue = draw.permutation(30)[:26].tolist()  # some items of histories have left it, some have no history
