@@ -31,7 +31,7 @@ def given_fallback(given: Any) -> Fallback:
         return read_similar("fallback", given)
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise ValueError(f"fallback={shown(given)}, expected item ids, or a table with item_id and similar_items")
-    items: Iterable[Any] = given
+    items: list[Any] = [*given]
     listed = tuple(item.item() if hasattr(item, "item") else item for item in items)
     if not listed:
         raise ValueError("fallback=[], expected one item or more: omit it to refuse empty histories")
