@@ -81,7 +81,8 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 def encode_continuations(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of texts that directly follow another text, without the space that SentencePiece puts before each."""
-    if not _writes_its_own_space(tokenizer):
+    tokens = tokenizer.convert_ids_to_tokens(encode(tokenizer, ["a"])[0])
+    if not (tokens and str(tokens[0]).startswith(SPACES)):
         return encode(tokenizer, texts)
     rows = encode(tokenizer, [text.removeprefix(" ") for text in texts])
     left = [number for number, text in enumerate(texts) if not text.startswith(" ")]
@@ -95,11 +96,6 @@ def encode_continuations(tokenizer: Any, texts: Sequence[str]) -> list[list[int]
         if not left:
             break
     return rows
-
-
-def _writes_its_own_space(tokenizer: Any) -> bool:
-    tokens = tokenizer.convert_ids_to_tokens(encode(tokenizer, ["a"])[0])
-    return bool(tokens) and str(tokens[0]).startswith(SPACES)
 
 
 def fingerprint(tokenizer: Any) -> str:

@@ -80,7 +80,10 @@ def add_draft_head(
         ids = _placeholder_ids(inner, tokenizer, config.placeholder_tokens, codes)
         head, rows = DraftHead(replace(config, placeholder_token_ids=ids), codes), None
         head.train(inner.training)
-    _make_room(inner, head.config.placeholder_token_ids)
+    needed = max(head.config.placeholder_token_ids, default=-1) + 1
+    if needed > inner.get_input_embeddings().weight.shape[0]:
+        with _without_warnings():  # about how transformers draws new rows, around the mean of the others
+            inner.resize_token_embeddings(needed)
     if rows is not None:
         weight = inner.get_input_embeddings().weight
         with torch.no_grad():
@@ -279,14 +282,6 @@ def _add_tokens(tokenizer: Any, names: Sequence[str]) -> None:
     missing = [name for name in names if name not in vocabulary]
     if missing:
         tokenizer.add_tokens(missing, special_tokens=True)
-
-
-def _make_room(model: Any, tokens: tuple[int, ...]) -> None:
-    """Embeddings for tokens; those that are new are drawn around the mean of the others."""
-    needed = max(tokens, default=-1) + 1
-    if needed > model.get_input_embeddings().weight.shape[0]:
-        with _without_warnings():  # about how transformers draws them
-            model.resize_token_embeddings(needed)
 
 
 @contextmanager
