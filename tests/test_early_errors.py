@@ -3,6 +3,7 @@
 """What is mistyped is told on one line, with an exit code that says whether repeating may help."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ def test_mistakes_are_told_on_one_line(case: Case, users: Path, tmp_path: Path) 
         (tmp_path / name).mkdir()
         base = '{"peft_type": "LORA", "base_model_name_or_path": "gone/base"}'
         (tmp_path / name / file).write_text(base if name == "adapter" else (case.model / file).read_text())
+    shutil.copytree(case.model, tmp_path / "torn")
+    (tmp_path / "torn/model.safetensors").write_bytes((case.model / "model.safetensors").read_bytes()[:-8])
     lacks = "lacks a part of a model ("
     compared = {"model": case.model, "index": case.index, "input": users, "history": "seen", "cutoffs": "1,5"}
     right = {"recommend": options_of(case, users, tmp_path / "r.parquet"), "evaluate": flags_of(compared)}
@@ -27,6 +30,7 @@ def test_mistakes_are_told_on_one_line(case: Case, users: Path, tmp_path: Path) 
         ("recommend", {"model": tmp_path / "empty"}, 2, f"{tmp_path / 'empty'}"),
         ("recommend", {"model": tmp_path / "bare"}, 2, lacks),
         ("recommend", {"model": tmp_path / "adapter"}, 2, lacks),
+        ("recommend", {"model": tmp_path / "torn"}, 2, "torn/model.safetensors is cut short or damaged"),
         ("recommend", {"model": "no/model"}, 2, "--model 'no/model' is neither a folder here nor reachable"),
         ("recommend", {"option": "length_penalty"}, 2, "--option length_penalty, expected NAME=VALUE"),
         ("recommend", {"option": "top_k=3"}, 2, "--option 'top_k=3', expected an argument of generate that"),

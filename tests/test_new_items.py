@@ -96,3 +96,7 @@ def test_bad_input_is_refused(how: dict[str, Any], message: str) -> None:
     ids.centroids = [np.zeros((2, 1), np.float32)] * 2
     with pytest.raises(ValueError, match=message):
         ids.extend(**how)
+    longer = SemanticIds([[0, 0, 0], [1]], item_ids=["long", "short"])
+    with pytest.raises(ValueError, match="'new' stands beside items of fewer than 2 codes alone"):
+        longer.extend(["new"], histories=[["new", "short"]])
+    assert longer.extend(["new"], histories=[["new", "short", "long"]]).codes_of("new") == (0, 0)

@@ -137,6 +137,9 @@ def test_purchases_are_refused_where_they_are_taken_for_users(case: Any, tmp_pat
     ):
         with pytest.raises(ValueError, match=message):
             hf_gr.recommend(case.model, frame, constraint_index=case.index, **columns)
+    columns, unknown = {"user": "who", "item": "what", "time": "day"}, frame.replace({"what": {107: -7}})
+    with pytest.raises(ValueError, match=r"^users, user 'cid' cannot be answered: .*-7"):
+        hf_gr.recommend(case.model, unknown, constraint_index=case.index, **columns)
     line = (
         f"recommend -m {case.model} --index {case.index} -i {tmp_path}/purchases.csv --user who --item what --time day"
     )

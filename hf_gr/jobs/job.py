@@ -77,7 +77,7 @@ class Job:
                 items.append(answer.items)
                 scores.append(answer.scores)
                 if answer.is_broken:
-                    errors[number] = window.problem_of_row(number, NO_SCORES)
+                    errors[number] = window.problem_of_row(number, NO_SCORES, settings.user if settings.item else None)
             else:
                 found = [], None
                 if row.request is not None:

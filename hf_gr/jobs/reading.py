@@ -114,7 +114,9 @@ def read_rows(
             found.append(_read(dict(zip(columns, cells, strict=True)), recommender, settings, removed))
         except ValueError as error:
             what = f"cannot be answered: {error} (on_error='skip' skips such rows)"
-            found.append(UserRow(problem=window.problem_of_row(number, what)))
+            found.append(
+                UserRow(problem=window.problem_of_row(number, what, settings.user if settings.item else None))
+            )
     return found
 
 

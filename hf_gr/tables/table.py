@@ -39,10 +39,11 @@ class Rows:
         where = f"column {names!r}" if isinstance(names, str) else f"columns {', '.join(map(repr, names))}"
         return f"{place}, {where}, row {number} is {shorten(value)}, expected {expected}"
 
-    def problem_of_row(self, row: int, what: str) -> str:
-        """The message for a bad row, without its cells."""
+    def problem_of_row(self, row: int, what: str, user: str | None = None) -> str:
+        """The message for a bad row, without its cells; it names the row by column `user` if that is given."""
         place, number = self._place(row)
-        return f"{place}, row {number} {what}"
+        who = f"row {number}" if user is None else f"user {shorten(self.columns.column(user)[row].as_py())}"
+        return f"{place}, {who} {what}"
 
     def problem_of_type(self, name: str, expected: str) -> str:
         """The message for a column of another type."""
