@@ -367,8 +367,8 @@ class SemanticIds(HubMixin, what="set of semantic IDs", files=FILES):
                 codes_of = [tuple(self.codes[self._row_of[other]].tolist()) for other in weights]
                 if all(PADDING in codes[:-1] for codes in codes_of):
                     raise ValueError(
-                        f"item {name!r} stands beside items of fewer than {self.num_levels - 1} codes alone, which give "
-                        f"it no code for the next level, expected one of {self.num_levels - 1} or more in histories: "
+                        f"item {name!r} stands beside items of fewer than {self.num_levels - 1} codes alone, "
+                        f"expected one of {self.num_levels - 1} or more in histories, whose codes it could share: "
                         "leave it out until it is bought with such an item"
                     )
                 next_codes = by_votes(list(zip(codes_of, weights.values(), strict=True)))
