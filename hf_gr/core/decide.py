@@ -42,7 +42,7 @@ def accept(
         return beam.retire_in_place(*_ended(kept, finished, catalogue, plan, level=level))
 
     all_end = level + 1 == catalogue.max_length and plan.ends_together(is_ragged=catalogue.is_ragged)
-    number = plan.num_beams if plan.widths is None else plan.beams_at(level)
+    number = plan.beams_at(level)
     num_kept = plan.num_kept // plan.num_beams * number if (may_end and not all_end) or plan.do_sample else number
     kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
