@@ -65,12 +65,12 @@ class Refused(Exception):
         return to_json(Errors(error=self.error).model_dump(exclude_none=True))
 
 
-def wrong(argument: str, value: Any, expected: str, fix: str, *, status: int = 422) -> Refused:
+def wrong(argument: str, value: Any, expected: str, fix: str) -> Refused:
     """A refusal of one argument."""
     text = value if isinstance(value, str) else "".join(islice(_ENCODER.iterencode(value), LONGEST_VALUE + 1))
     shown = text[:LONGEST_VALUE] + "..." if len(text) > LONGEST_VALUE else value
     message = f"{argument}={shown!r}, expected {expected}: {fix}"
-    return Refused(status, Error(message=message, argument=argument, value=shown, expected=expected, fix=fix))
+    return Refused(422, Error(message=message, argument=argument, value=shown, expected=expected, fix=fix))
 
 
 def describe(failure: BaseException) -> Refused:
