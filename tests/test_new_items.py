@@ -78,6 +78,10 @@ def test_ids_of_several_lengths_and_codes_without_tokens() -> None:
     ids._tokens[1][1] = -1
     made = ids.extend([1, 2, 3], histories=[[1, 8], [2, 9], [3, 7]])
     assert [made.codes_of(item) for item in (1, 2, 3)] == [(1,), (1, 3), (0, 0)]
+    longer = SemanticIds([[0, 0, 0], [1]], item_ids=["long", "short"])
+    with pytest.raises(ValueError, match="'new' stands beside items of fewer than 2 codes alone"):
+        longer.extend(["new"], histories=[["new", "short"]])
+    assert longer.extend(["new"], histories=[["new", "short", "long"]]).codes_of("new") == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,3 @@ def test_bad_input_is_refused(how: dict[str, Any], message: str) -> None:
     ids.centroids = [np.zeros((2, 1), np.float32)] * 2
     with pytest.raises(ValueError, match=message):
         ids.extend(**how)
-    longer = SemanticIds([[0, 0, 0], [1]], item_ids=["long", "short"])
-    with pytest.raises(ValueError, match="'new' stands beside items of fewer than 2 codes alone"):
-        longer.extend(["new"], histories=[["new", "short"]])
-    assert longer.extend(["new"], histories=[["new", "short", "long"]]).codes_of("new") == (0, 0)
