@@ -21,7 +21,7 @@ from transformers.generation import (
 )
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
-from hf_gr.flax.plan import DecodePlan
+from hf_gr.flax.scores import DecodePlan
 from hf_gr.generation.torch.logits_process import OfLiving
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities

@@ -21,7 +21,7 @@ from hf_gr.flax.assistants import ModelDrafter
 from hf_gr.flax.decode import Decoded, decode_program
 from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.noise import Noise
-from hf_gr.flax.plan import DecodePlan
+from hf_gr.flax.scores import DecodePlan
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.generation.flax.drafts import _nodes_per_level
 from hf_gr.torch import decode as torch_decode

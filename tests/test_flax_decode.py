@@ -22,7 +22,7 @@ from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.flax import decode
 from hf_gr.flax.decode import Decoded
 from hf_gr.flax.noise import Noise
-from hf_gr.flax.plan import DecodePlan
+from hf_gr.flax.scores import DecodePlan
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.torch import decode as torch_decode
 from hf_gr.torch import noise as torch_noise

@@ -20,7 +20,7 @@ from hf_gr.flax import ops
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.noise import Noise
-from hf_gr.flax.plan import DecodePlan
+from hf_gr.flax.scores import DecodePlan
 from hf_gr.flax.speculation import Context
 from hf_gr.flax.transition import device_catalogue
 

@@ -80,7 +80,7 @@ def test_the_flax_path_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_what_both_sides_share_needs_neither() -> None:
-    modules = ("auto", "named_catalogues", "checks", "configuration", "flax.checks")
+    modules = ("auto", "named_catalogues", "checks", "configuration")
     imports = "\n".join(f"import hf_gr.generation.{module}" for module in modules)
     _, error = run(BLOCKED.format(name="torch") + BLOCKED.format(name="jax") + imports)
     assert "Traceback" not in error, error

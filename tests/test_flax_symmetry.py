@@ -7,15 +7,13 @@ from importlib import import_module
 from pathlib import Path
 
 from hf_gr.generation.configuration import DRAFTING, VERIFICATION
-from hf_gr.generation.flax.checks import NEUTRAL, NEUTRAL_SCORES, NEUTRAL_WARPERS
 from hf_gr.generation.flax.drafts import KINDS
 from hf_gr.generation.flax.mixin import FlaxGenerationMixin
+from hf_gr.generation.flax.prompts import NEUTRAL, NEUTRAL_SCORES, NEUTRAL_WARPERS
 from hf_gr.generation.torch.mixin import GRGenerationMixin
 
 # Modules of one side alone, and why, or what is there instead.
 ALONE = {
-    "scores": "of `decode` in Flax",
-    "plan": "of `scores` in torch",
     "assistants": "classes of drafters in torch",
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
@@ -30,8 +28,6 @@ ALONE = {
     "families": "the same",
     "spec": "the same",
     "devices": "the same",
-    "warpers": "the same",
-    "processors": "the same",
 }
 
 

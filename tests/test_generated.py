@@ -13,7 +13,7 @@ import torch
 from families import DETAILS, EOS, build, prompts, shared
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch.outputs import GRGenerateDecoderOnlyOutput
+from hf_gr.generation.torch.call import GRGenerateDecoderOnlyOutput
 
 FIXED = [[5, 7], [5, 8], [6, 7], [6, 7], [3, 3]]
 RAGGED = [[5], [5, 7], [5, 7, 7], [6, 5]]

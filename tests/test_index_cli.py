@@ -21,7 +21,7 @@ from label_tokenizers import tokenizer_of
 from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex, SemanticIds
-from hf_gr.catalogue.doubts import doubts_of
+from hf_gr.catalogue.code_book import doubts_of
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.catalogue.summary import summarise
 from hf_gr.commands import app as cli

@@ -3,16 +3,31 @@
 """A code book: what tokens mean, as some items of a catalogue and their tokens, such as `{"B01": "5 77 300"}`.
 
 A model's config, a draft model's and a draft head carry one of the items that they learned. A catalogue is of another
-code book if most items that both know have other tokens there; items that are added or removed change nothing.
+code book if most items that both know have other tokens there; items that are added or removed change nothing. Without
+one, there may be signs that codes of semantic IDs were compiled as tokens: all runs then, but every answer is wrong.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
 
 from .trie import PADDING
 
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
 CodeBook = Mapping[str, str]
 NUM_ITEMS = 32  # of a code book: they tell catalogues apart whose codes were made twice, and fit a config
+FAR_BELOW = 0.5  # of a vocabulary: code tokens are its last ones, or nearly
+FIRST_CODES = 1  # codes begin at 0, at 1 in some recipes
+WHY = (
+    "if these are codes of semantic IDs, compile them as codes (SemanticIds in Python, --codes with --offset or "
+    "--tokenizer in hf-gr index build): a model would read them as other tokens, and no answer would be right"
+)
 
 
 @runtime_checkable
@@ -64,3 +79,25 @@ def compare(book: CodeBook, catalogue: HasTokens, *, whose: str, argument: str) 
         f"{found}: {argument} has another code book, expected that of {whose}: pass the catalogue of its training, or "
         "train with this one; semantic IDs that are made again are other ones, even of the same items"
     )
+
+
+def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]:
+    """Why tokens look like codes; empty if they do not, as the tokens of labels."""
+    if snapshot.tokenizer is not None:
+        return []
+    doubts: list[str] = []
+    ends = [] if snapshot.eos_token_id is None else [snapshot.eos_token_id]
+    levels = [np.setdiff1d(tokens, ends) for tokens in snapshot.trie.codebooks]
+    levels = [tokens for tokens in levels if len(tokens)]
+    begin_alike = len(levels) > 1 and all(tokens[0] <= FIRST_CODES for tokens in levels)
+    if begin_alike and all(np.intersect1d(one, other).size for one, other in pairwise(levels)):
+        first = ", ".join(str(tokens[0]) for tokens in levels)
+        doubts.append(
+            f"the tokens look like codes: those of every level begin at {first}, and levels share some; {WHY}"
+        )
+    if vocabulary is not None and snapshot.max_token_id + 1 < FAR_BELOW * vocabulary:
+        doubts.append(
+            f"the largest token, {snapshot.max_token_id:,}, is far below the model's vocabulary of {vocabulary:,}: "
+            f"was it trained with another offset or its tokenizer's tokens?{'' if doubts else f' Or, {WHY}'}"
+        )
+    return doubts

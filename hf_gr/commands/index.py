@@ -88,7 +88,7 @@ def build(
     seconds = perf_counter() - start
     index.save_pretrained(output)
 
-    from hf_gr.catalogue.doubts import doubts_of
+    from hf_gr.catalogue.code_book import doubts_of
 
     from .index_report import print_built, print_doubts
 
@@ -144,8 +144,7 @@ def check(index: str, *, model: str | None = None, as_json: bool = False, revisi
     from safetensors import safe_open
 
     from hf_gr.catalogue import ConstraintIndex, storage
-    from hf_gr.catalogue.code_book import compare
-    from hf_gr.catalogue.doubts import doubts_of
+    from hf_gr.catalogue.code_book import compare, doubts_of
     from hf_gr.files.hub import Source
 
     from .index_report import print_checked, print_doubts

@@ -24,12 +24,11 @@ from hf_gr.core.decide import best
 from . import ops
 from .decode import Decoded, Loop, read_prompt
 from .noise import Noise
-from .plan import DecodePlan
 from .scorers import Params, Prompt, Scorer, ScorerCache
+from .scores import DecodePlan, renormalize
 from .speculation import Context, Speculation
 from .transition import Children, DeviceCatalogue, children
 from .tree import Nodes
-from .warpers import renormalize
 
 NO_SLOT = -1
 

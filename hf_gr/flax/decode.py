@@ -30,12 +30,11 @@ from hf_gr.core.verifiers import locate, relaxed_places
 from . import ops
 from .arrays import along, where_rows
 from .noise import PASSES, Noise
-from .plan import DecodePlan
 from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
+from .scores import DecodePlan, warped
 from .speculation import Context, Draft, Scored, Speculation
 from .transition import Children, DeviceCatalogue, children, over_vocabulary
 from .tree import Nodes, nodes_seen, slots_seen
-from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 
 
 @jax.tree_util.register_dataclass
@@ -413,15 +412,4 @@ def child_scores(
     if plan.processors is not None:
         size = {"vocab_size": scored.logits.shape[-1], "room": max_length}
         scores = plan.processors.scores(scores, legal, beams.sequences, **size)
-    return _warped(scores, plan)
-
-
-def _warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> Float[Array, "batch beams children"]:
-    """The scores of all that may follow, after the warpers of sampling and the normalisation."""
-    if plan.do_sample:
-        keep = {"min_tokens_to_keep": plan.min_tokens_to_keep}
-        scores = scores if plan.temperature is None else scores / plan.temperature
-        scores = scores if plan.top_k is None else keep_top_k(scores, plan.top_k, **keep)
-        scores = scores if plan.top_p is None else keep_top_p(scores, plan.top_p, **keep)
-        scores = scores if plan.min_p is None else keep_min_p(scores, plan.min_p, **keep)
-    return renormalize(scores) if plan.renormalize_logits else scores
+    return warped(scores, plan)

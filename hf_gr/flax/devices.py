@@ -24,8 +24,8 @@ from hf_gr.core.widths import bucket
 from .best_first import best_first
 from .decode import Decoded, decode
 from .noise import Noise
-from .plan import DecodePlan
 from .scorers import Params, Prompt, Scorer
+from .scores import DecodePlan
 from .transition import DeviceCatalogue
 
 DATA, MODEL = "data", "model"

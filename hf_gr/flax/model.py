@@ -291,15 +291,6 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         """The parameters by name, in the host's memory."""
         return {name: np.asarray(array) for name, array in self._facts.arrays(self).items()}
 
-    def _card(self, name: str) -> str:
-        return model_card(
-            name,
-            architecture=FAMILIES[self.config.model_type][0],
-            is_encoder_decoder=self.is_encoder_decoder,
-            catalogue=getattr(self.generation_config, "constraint_index", None),
-            head=None if self.draft_head is None else self.draft_head.facts(),
-        )
-
     def _save(self, directory: Path, *, name: str | None, max_shard_size: int | str = "5GB") -> None:
         arrays = self.named_arrays()
 
@@ -309,7 +300,15 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             self.config.save_pretrained(work)
             self.generation_config.save_pretrained(work)
 
-        card = None if name is None else self._card(name)
+        card = None
+        if name is not None:
+            card = model_card(
+                name,
+                architecture=FAMILIES[self.config.model_type][0],
+                is_encoder_decoder=self.is_encoder_decoder,
+                catalogue=getattr(self.generation_config, "constraint_index", None),
+                head=None if self.draft_head is None else self.draft_head.facts(),
+            )
         checkpoint.save(directory, arrays, write_configs, max_shard_size=max_shard_size, card=card)
         if self.draft_head is not None:
             self.draft_head.save_beside(directory, arrays[self.spec.embedding])

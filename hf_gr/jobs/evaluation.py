@@ -19,7 +19,7 @@ from hf_gr.answering.backends import backend_for, backend_of
 from hf_gr.answering.loading import check_name
 from hf_gr.answering.recommender import useful_beams
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.doubts import doubts_of
+from hf_gr.catalogue.code_book import doubts_of
 
 from .baselines import ITEM_TO_ITEM, POPULARITY
 from .job import Job, make_job

@@ -24,7 +24,7 @@ from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_toke
 from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.answering.requests import remove_listed
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.doubts import doubts_of
+from hf_gr.catalogue.code_book import doubts_of
 from hf_gr.catalogue.item_values import read_table
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation.checks import check_code_book

@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Int, Key
 from transformers import GenerationConfig
+from transformers.utils import ModelOutput
 
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
@@ -26,20 +27,55 @@ from hf_gr.core import ops as core_ops
 from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
 from hf_gr.flax.noise import Noise
-from hf_gr.flax.plan import DecodePlan
-from hf_gr.flax.processors import Processors
+from hf_gr.flax.scores import DecodePlan, Processors
 from hf_gr.flax.speculation import Speculation
-from hf_gr.generation.answers import with_items
-from hf_gr.generation.call import BaseCall
+from hf_gr.generation.call import BaseCall, WithItems, with_items
 from hf_gr.generation.checks import not_with_exact, options_of
 from hf_gr.generation.internals import default_generation_fields
 from hf_gr.generation.models import end_tokens
 from hf_gr.generation.seeds import row_seeds
 
-from .checks import LARGEST
 from .drafts import KINDS, Draft, draft_of
-from .outputs import FlaxGenerateOutput
-from .prompts import read_prompt
+from .prompts import LARGEST, read_prompt
+
+
+@dataclass
+class FlaxGenerateOutput(WithItems, ModelOutput):
+    """The fields of `GRGenerateBeamDecoderOnlyOutput` and its siblings, which need PyTorch, and their `item_ids`.
+
+    Attributes:
+        sequences: prompt (for an encoder-decoder: the first tokens of its sequences) and generated tokens.
+        sequences_scores: of beams, if scores were requested.
+        scores: by level, the processed scores, `-inf` for illegal tokens, if requested.
+        logits: by level, if requested.
+        beam_indices: of beams; -1 after the end.
+        attentions: None.
+        hidden_states: None.
+        past_key_values: None: the prompt's keys live inside the program.
+        num_proven: by prompt, how many of its first answers are proven to be the best of its catalogue.
+        perturbed_scores: of samples without replacement, by which they are ranked.
+        speculation: the number of forwards, and what was scored ahead.
+        seeds: of the prompts' samples, if any were drawn.
+    """
+
+    sequences: Int[Array, "rows length"] | None = None
+    sequences_scores: Float[Array, " rows"] | None = None
+    scores: tuple[Float[Array, "paths vocab"], ...] | None = None
+    logits: tuple[Float[Array, "paths vocab"], ...] | None = None
+    beam_indices: Int[Array, "rows new"] | None = None
+    attentions: Any = None
+    hidden_states: Any = None
+    past_key_values: Any = None
+    num_proven: Int[Array, " batch"] | None = None
+    perturbed_scores: Float[Array, " rows"] | None = None
+    speculation: Speculation | None = None
+    seeds: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        """Store the given fields under their names; transformers' own would iterate over the first array's entries."""
+        for field in fields(self):
+            if (value := getattr(self, field.name)) is not None:
+                self[field.name] = value
 
 
 @dataclass(frozen=True)
@@ -91,8 +127,12 @@ class Call(BaseCall):
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
         )
-        if config.exact:
-            _refuse_with_exact(config, processors)
+        if config.exact and processors is not None:  # all that may make a prefix worse than an item below
+            functions = [("logits_processor", processors.functions), ("stopping_criteria", processors.criteria)]
+            raise not_with_exact(next((name for name, given in functions if given), "suppress_tokens"))
+        for name, neutral in {"top_k": 0, "top_p": 1.0, "min_p": None}.items() if config.exact else ():
+            if config.do_sample and getattr(config, name) not in (None, neutral):
+                raise not_with_exact(name)
         plan = make_plan(config, catalogue, processors, step_scores=call.step_scores)
         mesh = to_mesh(mesh)
         num_rows = num_rows_on(mesh, prompt.num_rows)
@@ -236,16 +276,6 @@ def processors_of(
     if not (suppressed.any() or functions or criteria):
         return None
     return Processors(suppressed if suppressed.any() else None, functions, criteria)
-
-
-def _refuse_with_exact(config: Any, processors: Processors | None) -> None:
-    """Refuse what `exact=True` does not go with: all that may make a prefix worse than an item below."""
-    if processors is not None:
-        functions = [("logits_processor", processors.functions), ("stopping_criteria", processors.criteria)]
-        raise not_with_exact(next((name for name, given in functions if given), "suppress_tokens"))
-    for name, neutral in {"top_k": 0, "top_p": 1.0, "min_p": None}.items():
-        if config.do_sample and getattr(config, name) not in (None, neutral):
-            raise not_with_exact(name)
 
 
 def _read_functions(given: Any, name: str, returned: str) -> tuple[Any, ...]:

@@ -21,8 +21,8 @@ from hf_gr.flax.devices import DATA, replicated, settings_of_ours
 from hf_gr.flax.draft_head import HeadScorer
 from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.model import FlaxModel
-from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
+from hf_gr.flax.scores import DecodePlan
 from hf_gr.generation.call import Prompt
 from hf_gr.generation.defaults import draft_budget
 from hf_gr.generation.drafts import BaseDraft, fastest

@@ -58,8 +58,12 @@ def _wrapped(plain: Callable[..., Any], *, takes_softcap: bool = True) -> Callab
         tree: TreeAttention | None = kwargs.pop(ARGUMENT, None)
         if tree is None:
             return plain(module, query, key, value, attention_mask, *args, **kwargs)
-        if args or kwargs.get("dropout") or not FOREIGN.isdisjoint(kwargs):
-            _refuse(args, kwargs)
+        foreign = [name for name in FOREIGN if kwargs.get(name) is not None]
+        if args or foreign or kwargs.get("dropout"):
+            raise TypeError(
+                f"attention over a tree is given {foreign or 'dropout'}, expected none of it: call model.eval(), or "
+                "load the model with attn_implementation='eager'"
+            )
         scale = kwargs.get("scaling")
         if torch.is_autocast_enabled(query.device.type):  # which casts the arguments of sdpa, too
             dtype = torch.get_autocast_dtype(query.device.type)
@@ -77,12 +81,3 @@ def _wrapped(plain: Callable[..., Any], *, takes_softcap: bool = True) -> Callab
 
     setattr(attention, ARGUMENT, plain)
     return attention
-
-
-def _refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    foreign = [name for name in FOREIGN if kwargs.get(name) is not None]
-    if args or foreign or kwargs.get("dropout"):
-        raise TypeError(
-            f"attention over a tree is given {foreign or 'dropout'}, expected none of it: call model.eval(), or "
-            "load the model with attn_implementation='eager'"
-        )

@@ -132,7 +132,9 @@ def continued(cache: Any, *, num_given: int, num_known: int) -> Any:
     twin = copy_cache(cache)
     if held < most or not is_whole:
         return twin
-    if not all(type(layer) in KEYS and not _has_dropped_keys(layer) for layer in own.layers):
+    slides = [layer for layer in own.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+    has_dropped = any(layer.get_seq_length() >= layer.sliding_window for layer in slides)  # what a window has passed
+    if has_dropped or not all(type(layer) in KEYS for layer in own.layers):
         say_once(
             "past_key_values holds the whole prompt, and its windows or recurrent states cannot go back by a token: "
             "computing the prompt again"
@@ -140,11 +142,6 @@ def continued(cache: Any, *, num_given: int, num_known: int) -> Any:
         return None
     of_decoder(twin).crop(-1)
     return twin
-
-
-def _has_dropped_keys(layer: Any) -> bool:
-    """Whether a layer's window has passed some of its keys."""
-    return isinstance(layer, DynamicSlidingWindowLayer) and layer.get_seq_length() >= layer.sliding_window
 
 
 def with_slots(cache: Any, room: int) -> Any:

@@ -14,14 +14,18 @@ from torch import Tensor
 from transformers import LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation import (
     EosTokenCriteria,
+    GenerateBeamDecoderOnlyOutput,
+    GenerateBeamEncoderDecoderOutput,
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
     LogitNormalization,
     PrefixConstrainedLogitsProcessor,
     TopKLogitsWarper,
 )
 
+from hf_gr.core.plan import Speculation
 from hf_gr.generation import internals
-from hf_gr.generation.answers import with_items
-from hf_gr.generation.call import BaseCall
+from hf_gr.generation.call import BaseCall, WithItems, with_items
 from hf_gr.generation.checks import check_tokens_of_catalogue, not_with_exact, options_of
 from hf_gr.generation.configuration import OF_OUR_LOOP, VERIFICATION
 from hf_gr.generation.messages import say_once
@@ -37,10 +41,44 @@ from .drafts import KINDS, Prepared, Search
 from .layouts import every_step_may_read, layout_of
 from .logits_process import read_several
 from .models import decoder_config, output_size_of
-from .outputs import output_class
 from .prompts import read_prompt
 
 ONE_ROW_A_PATH = ("output_attentions", "output_hidden_states", "stop_strings")  # outputs of transformers' loop alone
+
+
+@dataclass
+class _Ours(WithItems):
+    num_proven: Tensor | None = None  # by prompt, how many of its first answers are the best of its catalogue
+    perturbed_scores: Tensor | None = None  # of samples without replacement, by which they are ranked
+    speculation: Speculation | None = None  # forwards, and nodes scored ahead
+    seeds: list[int] | None = None  # of samples
+
+
+@dataclass
+class GRGenerateDecoderOnlyOutput(_Ours, GenerateDecoderOnlyOutput):
+    """`GenerateDecoderOnlyOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
+
+
+@dataclass
+class GRGenerateEncoderDecoderOutput(_Ours, GenerateEncoderDecoderOutput):
+    """`GenerateEncoderDecoderOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
+
+
+@dataclass
+class GRGenerateBeamDecoderOnlyOutput(_Ours, GenerateBeamDecoderOnlyOutput):
+    """`GenerateBeamDecoderOnlyOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
+
+
+@dataclass
+class GRGenerateBeamEncoderDecoderOutput(_Ours, GenerateBeamEncoderDecoderOutput):
+    """`GenerateBeamEncoderDecoderOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
+
+
+def output_class(*, is_encoder_decoder: bool, is_beam_search: bool) -> Any:
+    """The class of a call's output."""
+    if is_beam_search:
+        return GRGenerateBeamEncoderDecoderOutput if is_encoder_decoder else GRGenerateBeamDecoderOnlyOutput
+    return GRGenerateEncoderDecoderOutput if is_encoder_decoder else GRGenerateDecoderOnlyOutput
 
 
 @dataclass(frozen=True)

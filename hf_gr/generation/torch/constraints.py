@@ -91,7 +91,10 @@ class OneSequence(Constraint):
         catalogue = device_catalogue(self.rules, scores.device)
         num_rows, num_scores = scores.shape[:2]
         first = generated.shape[1] - num_scores + 1
-        by_edges = _has_all_edges(catalogue)
+        # A step along edges does not check what is alive: where one child alone continues, a dead node's child has no
+        # bits of its own, and nodes hidden from a row have living children.
+        is_whole = catalogue.alive is None and catalogue.hidden is None
+        by_edges = is_whole and catalogue.trie.num_nodes <= MOST_NODES
         states = torch.zeros((num_prompts, num_rows // num_prompts), dtype=torch.long, device=scores.device)
         masked: list[Tensor] = []
         for level in range(generated.shape[1] + 1):
@@ -198,13 +201,3 @@ class SeveralLabels(Constraint):
                 snapshot = snapshot.remove(known) if known else snapshot
             self._answers[key] = Answers(snapshot, self.separator, self.max_labels)
         return self._answers[key]
-
-
-def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
-    """Whether the edges of the trie say how to continue, and are few enough.
-
-    A step along them does not check what is alive: where one child alone continues, a dead node's child has no bits of
-    its own. Nodes hidden from a row have living children.
-    """
-    is_whole = catalogue.alive is None and catalogue.hidden is None
-    return is_whole and catalogue.trie.num_nodes <= MOST_NODES

@@ -134,7 +134,12 @@ def load_draft_head(model: Any, source: Source, *, force_download: bool = False)
     head = DraftHead.from_pretrained(folder)
     inner = base_model(model)
     own: DraftHead | None = getattr(inner, NAME, None)
-    if own is None or own.config != head.config or not _have_same_codebooks(own, head):
+    levels = range(head.config.num_levels)
+    if (
+        own is None
+        or own.config != head.config
+        or not all(torch.equal(own.codebook(level).cpu(), head.codebook(level).cpu()) for level in levels)
+    ):
         return add_draft_head(inner, head)
     rows = head.placeholder_embeddings
     with torch.no_grad():
@@ -293,8 +298,3 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _have_same_codebooks(one: DraftHead, other: DraftHead) -> bool:
-    levels = range(one.config.num_levels)
-    return all(torch.equal(one.codebook(level).cpu(), other.codebook(level).cpu()) for level in levels)

@@ -15,16 +15,15 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from hf_gr.catalogue.sequences import to_host
-from hf_gr.generation.answers import with_items
+from hf_gr.generation.call import with_items
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.internals import as_it_is
 from hf_gr.generation.models import fill_token
 from hf_gr.torch.transition import device_catalogue
 
-from .call import Call
+from .call import Call, output_class
 from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence, SeveralLabels
 from .logits_process import ConstraintLogitsProcessor
-from .outputs import output_class
 
 # transformers marks dead beams by adding -1e9, before or after it divides by the length; our mark is far lower.
 NO_BEAM = -5e8

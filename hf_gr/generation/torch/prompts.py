@@ -63,16 +63,11 @@ def read_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, An
         check_cache(cache, len(given))  # before the checks of drafts, which read it
     before = 0 if given is None else given.shape[1]
     if is_encoder_decoder:
-        before = 1 if begun is None else begun.shape[1] + _lacks_start(config, begun)
+        before = 1 if begun is None else begun.shape[1]
+        if begun is not None and (start := start_token(config)) is not None:  # maybe one for each row
+            has_start = (begun[:, 0] == torch.as_tensor(start, device=begun.device)).any()
+            before += not bool(has_start)  # else transformers prepends it
     return Prompt(given, host, num_rows or 1, before, is_tokens=tokens is not None)
-
-
-def _lacks_start(config: Any, decoder_input_ids: Tensor) -> bool:
-    """Whether transformers prepends the start token, which a config may name for every row."""
-    start = start_token(config)
-    if start is None:
-        return False
-    return not bool((decoder_input_ids[:, 0] == torch.as_tensor(start, device=decoder_input_ids.device)).any())
 
 
 def positions_of(mask: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
