@@ -55,7 +55,6 @@ def main() -> None:
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
     # These need typer: `main` checks for it first.
-    from hf_gr.classification.classify import classify as of_classify
     from hf_gr.jobs.evaluate import NOT_TAKEN
     from hf_gr.jobs.evaluate import evaluate as of_evaluate
     from hf_gr.jobs.recommend import recommend as of_recommend
@@ -80,7 +79,6 @@ def build_app() -> typer.Typer:
         "train": {"like": [of_train], "described": [of_train]},
         "extend": {"like": [of_extend], "described": [of_extend]},
         "recommend": {"like": [of_recommend], "described": [of_recommend]},
-        "classify": {"like": [of_classify], "without": ["index"], "described": [of_classify]},
         "evaluate": {
             "like": [of_evaluate, of_recommend],
             "without": NOT_TAKEN,

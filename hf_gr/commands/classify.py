@@ -15,6 +15,12 @@ import typer
 
 from .failures import quiet_libraries, say
 
+# Options that are arguments of `hf_gr.classify` as they are.
+OF_CLASSIFY = (
+    *("top_k", "score", "threshold", "neutral_text", "hierarchy", "separator", "max_labels", "max_tree_nodes"),
+    *("tolerance", "num_beams", "batch_size", "max_length", "progress"),
+)
+
 
 def classify(
     *,
@@ -30,15 +36,24 @@ def classify(
     as_json: bool = False,
     overwrite: bool = False,
     on_error: Literal["stop", "skip"] = "stop",
+    progress: bool = True,
     prompt: str | None = None,
+    top_k: int = 5,
     score: Literal["renormalized", "sum", "mean", "pmi"] = "renormalized",
+    threshold: float | None = None,
+    neutral_text: str | None = None,
     hierarchy: str | None = None,
     separator: str | None = None,
+    max_labels: int | None = None,
+    max_tree_nodes: int = 8192,
+    tolerance: float = 0.001,
+    num_beams: int = 32,
+    batch_size: int = 8,
+    max_length: int | None = None,
     tokenizer: str | None = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     device: str | None = None,
     revision: str | None = None,
-    **given: Any,
 ) -> None:
     r"""Rank the labels of an index for every text of a table.
 
@@ -57,19 +72,27 @@ def classify(
         format: the format of the table; by default from its ending.
         overwrite: replace an existing output.
         on_error: stop at the first row without a text, or skip it: write an empty row that says so.
+        progress: show a bar, or without a terminal log a line a minute.
         prompt: what the model reads, with {text} in the text's place, to be followed by a label; \n is a new line.
             Default: that of hf_gr.classify.
+        top_k: labels of one text.
         score: rank by the probabilities of a label's tokens among those that labels allow (renormalized), by their
             product (sum, of logarithms, which favours short labels), by its mean over tokens, or by what the text
             adds to a label that the model writes anyway (pmi).
+        threshold: omit labels and parents with a smaller probability.
+        neutral_text: a text without content, of --score pmi; by default N/A.
         hierarchy: what separates the levels of a label, such as " > ": also write the probabilities of parents.
         separator: for answers of several labels: what separates them, such as ","; needs --max-labels.
+        max_labels: the most labels of one answer.
         max_tree_nodes: the most nodes (beginnings of labels after which these differ) that are scored for a text.
         tolerance: by sums, or with --hierarchy, the share of probability that larger sets may leave; 0 scores all.
+        num_beams: beams of answers of several labels.
+        batch_size: texts of one forward.
+        max_length: the longest prompt in tokens; texts of longer ones are cut at the end.
         tokenizer: its name; by default the model's own.
         dtype: of the loaded weights.
     """
-    start = perf_counter()
+    arguments, start = locals(), perf_counter()
     from hf_gr.classification.tables import read_texts, write_ranked
     from hf_gr.jobs.parts import check_output
 
@@ -105,10 +128,7 @@ def classify(
         [found[row] for row in rows],
         labels,
         prompt=DEFAULT_PROMPT if prompt is None else prompt.replace("\\n", "\n"),
-        score=score,
-        hierarchy=hierarchy,
-        separator=separator,
-        **given,
+        **{name: arguments[name] for name in OF_CLASSIFY},
     )
     metrics = [] if targets is None else [asdict(one) for one in ranked.metrics(targets)]
     write_ranked(output, table, id, ranked, rows)

@@ -103,8 +103,7 @@ def _told(function: Callable[..., Any]) -> dict[str, str]:
 
 def _parameter(each: Parameter, told: str) -> Parameter:
     """A parameter as typer wants it."""
-    name, default, written = each.name.replace("_", "-"), each.default, each.annotation
-    written = written if isinstance(written, str) else inspect.formatannotation(written)
+    written, name, default = str(each.annotation), each.name.replace("_", "-"), each.default
     how: dict[str, Any] = {"help": told}
     if "Sequence[int]" in written:
         how["metavar"], default = "N,N,...", default and ",".join(map(str, default))
