@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers.generation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hf_gr.flax import tree, warpers
+from hf_gr.flax import scores, tree
 from hf_gr.torch import tree as torch_tree
 
 pytestmark = pytest.mark.shapes
@@ -43,12 +43,12 @@ def test_who_sees_whom_equals_the_other_side() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "value"),
     [
-        (warpers.keep_top_k, TopKLogitsWarper, 3),
-        (warpers.keep_top_k, TopKLogitsWarper, 50),
-        (warpers.keep_top_p, TopPLogitsWarper, 0.6),
-        (warpers.keep_top_p, TopPLogitsWarper, 0.01),
-        (warpers.keep_min_p, MinPLogitsWarper, 0.2),
-        (warpers.keep_min_p, MinPLogitsWarper, 1.0),
+        (scores.keep_top_k, TopKLogitsWarper, 3),
+        (scores.keep_top_k, TopKLogitsWarper, 50),
+        (scores.keep_top_p, TopPLogitsWarper, 0.6),
+        (scores.keep_top_p, TopPLogitsWarper, 0.01),
+        (scores.keep_min_p, MinPLogitsWarper, 0.2),
+        (scores.keep_min_p, MinPLogitsWarper, 1.0),
     ],
 )
 def test_warpers_are_those_of_transformers(ours: Any, theirs: Any, value: Any, keep: int) -> None:
