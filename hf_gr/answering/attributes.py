@@ -143,6 +143,7 @@ def _read(path: Any, *texts: str) -> Any:
         typed = table()
         numbers = [each.name for each in typed.schema if str(each.type) in ("int64", "double")]
         written = table(*numbers)
-        return table(*(name for name in numbers if pc.any(pc.match_substring_regex(written[name], CODES)).as_py()))
+        codes = [name for name in numbers if pc.any(pc.match_substring_regex(written[name], CODES)).as_py()]
+        return table(*codes) if codes else typed
     except READ_ERRORS as error:
         raise ValueError(f"{file} cannot be read ({error}), expected complete {kind}: write it again") from error

@@ -11,7 +11,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
-from hf_gr.tables.cells import read_integer
+from hf_gr.tables.cells import integers_in
 
 LATEST = 100  # distinct items of a history that count where no model reads it: its pairs grow with the square
 
@@ -82,10 +82,7 @@ def split_items(items: Sequence[Any], index: ConstraintIndex) -> tuple[list[Any]
 
 def ids_of_kind(items: Sequence[Any], name: str, snapshot: Snapshot) -> list[Any]:
     """Items as ids of the catalogue's kind: integers may be texts, as they are in CSV."""
-    if not snapshot.are_strings:
-        read = [read_integer(item) if isinstance(item, str) else item for item in items]
-        items = [item if number is None else number for item, number in zip(items, read, strict=True)]
-    return item_list(items, name, snapshot)
+    return item_list(items if snapshot.are_strings else integers_in(items), name, snapshot)
 
 
 def latest_distinct(history: Iterable[Any]) -> list[Any]:

@@ -78,13 +78,13 @@ class Job:
                 scores.append(answer.scores)
                 if answer.is_broken:
                     errors[number] = window.problem_of_row(number, NO_SCORES, settings.user if settings.item else None)
+            elif row.request is not None:
+                given, similar[number] = self.recommender.fallback_items(row.request)
+                items.append(given)
+                scores.append(None)
             else:
-                found = [], None
-                if row.request is not None:
-                    found = self.recommender.fallback_items(row.request)
-                items.append(found[0])
-                similar[number] = found[1]
-                scores.append([] if row.request is None else None)
+                items.append([])
+                scores.append([])
         self._refuse(errors)
         snapshot = self.recommender.index.snapshot
         self.counts.update(_counts_of(rows, items, errors, snapshot))

@@ -4,6 +4,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,12 @@ INTEGER = re.compile("[+-]?[0-9]+")  # int() also reads 1_000 and the digits of 
 def read_integer(text: str) -> int | None:
     """The integer that a text is, in digits from 0 to 9; None for any other text."""
     return int(text) if INTEGER.fullmatch(text) else None
+
+
+def integers_in(values: Sequence[Any]) -> list[Any]:
+    """Integers in the place of the texts that are some, as ids are in CSV; anything else as it is."""
+    read = [read_integer(value) if isinstance(value, str) else value for value in values]
+    return [value if number is None else number for value, number in zip(values, read, strict=True)]
 
 
 def read_list(text: str, *, are_strings: bool) -> list[Any] | None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from .cells import integers_in
 from .sequences import pa, read_ids
 from .table import Table
 
@@ -39,6 +40,8 @@ def clean(
         for role, name in roles.items():
             columns[role] += rows.cells(name)
     frame: Any = pd.DataFrame(columns, dtype=object)
+    if frame.empty:
+        raise ValueError(f"{table.name} has no row, expected some")
     report = [f"{len(frame):,} rows"]
 
     def keep(kept: Any, what: str) -> None:
@@ -79,8 +82,6 @@ def clean(
         f"of items with fewer than {counts['item']} purchases (min_item_count) or users with fewer than "
         f"{counts['user']} (min_user_count)",
     )
-    if frame.empty and report[0] == "0 rows":
-        raise ValueError(f"{table.name} has no row, expected some")
     if frame.empty:
         raise ValueError(f"{table.name}: no row is left, expected some: leave out less ({'; '.join(report)})")
     tied = int(frame.duplicated(["user", "time"]).sum())
@@ -109,7 +110,7 @@ def as_ids(values: list[Any], are_strings: bool | None, *, is_text: bool) -> lis
     if are_strings:
         return [str(value) for value in values]
     if are_strings is False:
-        return [int(value) if isinstance(value, str) and value.isdecimal() else value for value in values]
+        return integers_in(values)
     return np.asarray(read_ids(pa.array(values), True)).tolist() if is_text and values else values
 
 
